@@ -1,0 +1,272 @@
+package run
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+)
+
+// Limits of a record. What is larger lives elsewhere: payloads by reference, old history in its own documents.
+const (
+	MaxInline      = 32 << 10 // bytes of an input or output kept in the record
+	MaxPayload     = 10 << 20 // bytes of an input or output at all
+	MaxMessage     = 2 << 10  // bytes of a message
+	MaxDetail      = 2 << 10  // bytes of a stored decision
+	MaxAttempts    = 8        // attempts listed in the record; history has them all
+	MaxTail        = 48       // events kept in the record before the older ones spill
+	MaxSignals     = 100      // signals that wait for a run to ask for them
+	MaxSignalBytes = 8 << 10  // bytes of signal payloads kept in the record together
+	MaxReturned    = 50       // attempts given back before a run counts as poison
+	MaxLabels      = 32
+	MaxRecord      = 64<<10 + 2*MaxInline // bytes of an encoded record
+)
+
+// Payload is an input, output or other value given by an outside party: inline when small, by reference otherwise.
+type Payload struct {
+	Inline json.RawMessage `json:"v,omitempty"`
+	Ref    string          `json:"r,omitempty"` // id of a payload document
+	Size   int             `json:"n,omitempty"` // bytes
+}
+
+// Empty reports whether there is no value.
+func (p Payload) Empty() bool { return p.Ref == "" && len(p.Inline) == 0 }
+
+// Kind is what a run executes.
+type Kind string
+
+const (
+	KindAgent    Kind = "agent"
+	KindWorkflow Kind = "workflow"
+	KindJob      Kind = "job"
+)
+
+// Spec is what was asked for. It is fixed at submission.
+type Spec struct {
+	ID       string `json:"id"`
+	Kind     Kind   `json:"k,omitempty"` // agent when empty
+	Agent    string `json:"a"`           // name of the agent, workflow or job
+	Version  string `json:"ver,omitempty"`
+	Revision int64  `json:"rev,omitempty"` // the declaration that the run keeps for its life
+	Tenant   string `json:"t"`
+	Priority int    `json:"p"` // 0..100, more is sooner within a tenant
+
+	Labels map[string]string `json:"l,omitempty"`
+	Key    string            `json:"key,omitempty"`  // idempotency key as submitted
+	Hash   string            `json:"hash,omitempty"` // of the request, to tell a repeat from another request
+	Unit   string            `json:"u,omitempty"`    // unit of work that receipts belong to; the ID when empty
+	Input  Payload           `json:"in"`
+
+	CreatedAt Instant `json:"c"`
+	NotBefore Instant `json:"nb,omitempty"`
+	Deadline  Instant `json:"d,omitempty"`   // the run ends failed at this instant
+	RetainFor int64   `json:"ret,omitempty"` // milliseconds that a finished run is kept; 0 for ever
+
+	Parent      string  `json:"par,omitempty"`
+	Root        string  `json:"root,omitempty"`
+	Stage       string  `json:"st,omitempty"`
+	RetryOf     string  `json:"ro,omitempty"`
+	Session     string  `json:"ses,omitempty"`
+	Trace       string  `json:"tr,omitempty"` // W3C traceparent of the submitter
+	BudgetUSD   float64 `json:"busd,omitempty"`
+	BudgetToken int64   `json:"btok,omitempty"`
+}
+
+// WorkUnit is what receipts belong to: the unit, else the run itself.
+func (s *Spec) WorkUnit() string {
+	if s.Unit != "" {
+		return s.Unit
+	}
+	return s.ID
+}
+
+// Usage is what was consumed.
+type Usage struct {
+	InputTokens  int64   `json:"i,omitempty"`
+	OutputTokens int64   `json:"o,omitempty"`
+	USD          float64 `json:"usd,omitempty"`
+}
+
+// Plus adds usages. Token counts saturate.
+func (u Usage) Plus(v Usage) Usage {
+	return Usage{addClamped(u.InputTokens, v.InputTokens), addClamped(u.OutputTokens, v.OutputTokens), u.USD + v.USD}
+}
+
+func addClamped(a, b int64) int64 {
+	if sum := a + b; sum >= a == (b >= 0) {
+		return sum
+	}
+	return 1<<63 - 1
+}
+
+// Attempt is one try at executing a run.
+type Attempt struct {
+	N          int     `json:"n"`
+	Target     string  `json:"t"`
+	Worker     string  `json:"w,omitempty"`
+	AssignedAt Instant `json:"as"`
+	StartedAt  Instant `json:"s,omitempty"`
+	EndedAt    Instant `json:"e,omitempty"`
+	// Outcome says how it ended: succeeded, failed, parked, released, lost, timed-out, canceled, start-failed.
+	Outcome Outcome `json:"o,omitempty"`
+	Class   Class   `json:"cl,omitempty"`
+	Code    string  `json:"co,omitempty"`
+	Message string  `json:"m,omitempty"`
+	Usage   *Usage  `json:"us,omitempty"`
+}
+
+// Outcome is how an attempt ended.
+type Outcome string
+
+const (
+	OutcomeSucceeded   Outcome = "succeeded"
+	OutcomeFailed      Outcome = "failed"
+	OutcomeParked      Outcome = "parked"
+	OutcomeReleased    Outcome = "released"
+	OutcomeCanceled    Outcome = "canceled"
+	OutcomeStartFailed Outcome = "start-failed"
+)
+
+// ParkOn is what a parked run waits for.
+type ParkOn string
+
+const (
+	OnTimer    ParkOn = "timer"
+	OnInput    ParkOn = "input" // a signal by name
+	OnChildren ParkOn = "children"
+	OnGate     ParkOn = "gate"
+)
+
+// Park is why a run waits.
+type Park struct {
+	On    ParkOn  `json:"on"`
+	Step  string  `json:"step"`           // durable step that the wake-up completes
+	Name  string  `json:"name,omitempty"` // name of the signal, for input
+	Until Instant `json:"u,omitempty"`    // wakes at the latest then; 0 for no limit
+}
+
+// Stop is an order to a live attempt to end.
+type Stop struct {
+	Reason Reason  `json:"r"`
+	Class  Class   `json:"c,omitempty"`
+	At     Instant `json:"at"`
+}
+
+// Signal is a message to a run, kept until the run asks for it.
+type Signal struct {
+	Name    string  `json:"n"`
+	Key     string  `json:"k,omitempty"`
+	Payload Payload `json:"p"`
+}
+
+// Record is a run as it is now. It is what its history folds to, but for Tail, which holds the newest part of that
+// history itself.
+type Record struct {
+	Spec
+	Seq      int64  `json:"v"` // number of events so far; the stored document's version
+	State    State  `json:"s"`
+	Reason   Reason `json:"r,omitempty"`
+	Message  string `json:"m,omitempty"`
+	Attempt  int    `json:"at,omitempty"` // fencing number: highest attempt ever given
+	Spent    int    `json:"sp,omitempty"` // attempts that count against the retry policy
+	Returned int    `json:"rt,omitempty"` // attempts given back
+
+	Attempts []Attempt       `json:"as,omitempty"`
+	Target   string          `json:"tg,omitempty"` // of the live attempt
+	Worker   string          `json:"w,omitempty"`  // of the live attempt
+	Detail   json.RawMessage `json:"pl,omitempty"` // the stored decision or diagnosis
+
+	QueuedAt  Instant `json:"q,omitempty"`
+	StartedAt Instant `json:"sa,omitempty"` // first start
+	EndedAt   Instant `json:"e,omitempty"`
+	UpdatedAt Instant `json:"up"`
+	// Due is when the present state must be looked at: queue expiry, start-by, attempt deadline, backoff end, next
+	// look of a held or unschedulable run, park limit, kill-by, removal of a finished run.
+	Due Instant `json:"du,omitempty"`
+
+	Output  Payload  `json:"out"`
+	Park    *Park    `json:"pk,omitempty"`
+	Stop    *Stop    `json:"stop,omitempty"`
+	Signals []Signal `json:"sig,omitempty"`
+	SigKeys []string `json:"sgk,omitempty"` // keys of signals seen, newest last
+	Usage   Usage    `json:"us"`
+	Score   *float64 `json:"sc,omitempty"`
+
+	Tail []Event `json:"h"`
+}
+
+// Live reports whether an attempt exists that has not ended.
+func (r *Record) Live() bool {
+	switch r.State {
+	case Assigned, Running:
+		return true
+	case Canceling:
+		return r.Target != ""
+	}
+	return false
+}
+
+// Holder is the number of the attempt that may still report, or 0. An attempt that was told to stop because its time
+// is over holds nothing: its successor must not find anything of it later.
+func (r *Record) Holder() int {
+	if !r.Live() || (r.Stop != nil && r.State != Canceling) {
+		return 0
+	}
+	return r.Attempt
+}
+
+// Current is the newest attempt, or nil.
+func (r *Record) Current() *Attempt {
+	if len(r.Attempts) == 0 {
+		return nil
+	}
+	return &r.Attempts[len(r.Attempts)-1]
+}
+
+// WakeAt is when the control plane must look at the run again even if nothing happens; 0 for never. A queued run is
+// due since it was queued, so that whoever takes over the queue finds it by the same index as every timer.
+func (r *Record) WakeAt() Instant {
+	switch r.State {
+	case Queued:
+		return r.QueuedAt
+	case Succeeded, Failed, Canceled:
+		return r.Due
+	case Suspended:
+		return r.Deadline
+	}
+	return Earliest(r.Due, r.Deadline)
+}
+
+// Clone returns a copy that shares nothing which Evolve changes.
+func (r *Record) Clone() *Record {
+	c := *r
+	c.Attempts = slices.Clone(r.Attempts)
+	c.Signals = slices.Clone(r.Signals)
+	c.SigKeys = slices.Clone(r.SigKeys)
+	c.Tail = slices.Clone(r.Tail)
+	return &c
+}
+
+// Encode gives the stored form of a record.
+func Encode(r *Record) ([]byte, error) {
+	body, err := json.Marshal(r)
+	if err != nil {
+		return nil, fmt.Errorf("encode run %s: %w", r.ID, err)
+	}
+	return body, nil
+}
+
+// ErrCorrupt is wrapped by Decode and Fold when stored bytes do not make a record.
+var ErrCorrupt = errors.New("stored run is corrupt")
+
+// DecodeRecord reads the stored form.
+func DecodeRecord(body []byte) (*Record, error) {
+	r := new(Record)
+	if err := json.Unmarshal(body, r); err != nil {
+		return nil, fmt.Errorf("decode run: %w: %v", ErrCorrupt, err)
+	}
+	if r.ID == "" || !r.State.Valid() || r.Seq < 1 {
+		return nil, fmt.Errorf("decode run %q in state %q at event %d: %w", r.ID, r.State, r.Seq, ErrCorrupt)
+	}
+	return r, nil
+}

@@ -1,0 +1,121 @@
+package run
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Transition is a row of the table: in which states an event may happen and which state it leads to.
+type Transition struct {
+	Event EventType
+	From  []State // empty for "before the first event"
+	To    State   // empty for "stays"
+	// Fenced: the event speaks for a live attempt and must carry its number.
+	Fenced bool
+	Doc    string
+}
+
+var (
+	pending   = []State{Queued, Held, Unschedulable, Backoff}
+	live      = []State{Assigned, Running}
+	open      = []State{Queued, Held, Unschedulable, Assigned, Running, Waiting, Backoff, Suspended, Canceling, Compensating}
+	stoppable = []State{Queued, Held, Unschedulable, Assigned, Running, Waiting, Backoff, Suspended}
+)
+
+// Table is every transition that there is. docs/states.md is generated from it.
+var Table = []Transition{
+	{Event: EvSubmitted, To: Queued, Doc: "A run was accepted. Due: when its time in the queue is over."},
+	{Event: EvHeld, From: []State{Queued, Held}, To: Held, Doc: "Not eligible yet; reason says what binds, due when it is looked at again."},
+	{Event: EvUnschedulable, From: []State{Queued, Unschedulable}, To: Unschedulable, Doc: "No target could take it even when empty; detail has a reason for each."},
+	{Event: EvRequeued, From: []State{Held, Unschedulable, Backoff}, To: Queued, Doc: "Eligible again: the binding limit, the diagnosis or the backoff is over."},
+	{Event: EvAssigned, From: []State{Queued}, To: Assigned, Doc: "Placed on a target; the next attempt number is given out. Due: when its start must be confirmed."},
+	{Event: EvStartFailed, From: []State{Assigned}, To: Queued, Fenced: true, Doc: "The start did not come about. The decision stays in history, the attempt is given back."},
+	{Event: EvStarted, From: []State{Assigned}, To: Running, Fenced: true, Doc: "The attempt confirmed its start and is spent. Due: the attempt's deadline."},
+	{Event: EvStopRequested, From: live, Fenced: true, Doc: "The attempt is told to end and may report nothing more. Due: when it counts as dead."},
+	{Event: EvReleased, From: live, To: Queued, Fenced: true, Doc: "The worker handed the run back (drain); the attempt is given back."},
+	{Event: EvParked, From: []State{Running}, To: Waiting, Fenced: true, Doc: "The attempt ended to wait for children, a gate, a timer or a signal; nothing is spent."},
+	{Event: EvWoken, From: []State{Waiting}, To: Queued, Doc: "What it waited for came, or its limit did."},
+	{Event: EvSignaled, From: []State{Queued, Held, Unschedulable, Assigned, Running, Waiting, Backoff, Suspended}, Doc: "A signal arrived and is kept until the run asks for it."},
+	{Event: EvBackedOff, From: live, To: Backoff, Fenced: true, Doc: "The attempt failed and the policy gives another. Due: when."},
+	{Event: EvSucceeded, From: []State{Running, Waiting}, To: Succeeded, Fenced: true, Doc: "Done. Due: when the record is removed."},
+	{Event: EvFailed, From: open, To: Failed, Doc: "Over, with a reason of the closed set. Due: when the record is removed."},
+	{Event: EvCancelRequested, From: stoppable, To: Canceling, Doc: "A person or a parent ends it. Due: when a live attempt counts as dead."},
+	{Event: EvCompensating, From: open, To: Compensating, Doc: "Committed effects are being undone; reason says what follows."},
+	{Event: EvCanceled, From: []State{Canceling, Compensating}, To: Canceled, Doc: "Ended on request. Due: when the record is removed."},
+	{Event: EvSuspended, From: stoppable, To: Suspended, Doc: "Stopped by a person; a live attempt is told to end and given back."},
+	{Event: EvResumed, From: []State{Suspended}, To: Queued, Doc: "Released by a person."},
+	{Event: EvScored, From: States, Doc: "A quality score was given; the only event that a finished run takes."},
+}
+
+var byEvent = func() map[EventType]*Transition {
+	m := make(map[EventType]*Transition, len(Table))
+	for i := range Table {
+		m[Table[i].Event] = &Table[i]
+	}
+	return m
+}()
+
+// ErrFenced: the event speaks for an attempt that no longer holds the run.
+var ErrFenced = errors.New("attempt no longer holds the run")
+
+// ErrState: the run's state does not admit the event. Errors of this kind are *StateError.
+var ErrState = errors.New("run is not in a state for this")
+
+// StateError says which event met which state.
+type StateError struct {
+	Run   string
+	State State
+	Event EventType
+}
+
+func (e *StateError) Error() string {
+	return fmt.Sprintf("run %s is %s: it cannot be %s", e.Run, e.State, strings.ToLower(string(e.Event)))
+}
+
+func (e *StateError) Unwrap() error { return ErrState }
+
+// Decide reports whether an event may happen to a run now: nil, an error wrapping [ErrFenced], or a [*StateError]. It
+// changes nothing. A nil record is a run that does not exist yet.
+func Decide(r *Record, e *Event) error {
+	row := byEvent[e.Type]
+	// 1. The event is known and the state admits it.
+	switch {
+	case row == nil:
+		return fmt.Errorf("event %q: %w", e.Type, ErrState)
+	case r == nil && len(row.From) > 0:
+		return &StateError{State: "not submitted", Event: e.Type}
+	case r == nil:
+		return nil
+	}
+	// 2. It speaks for the attempt that holds the run. Fencing is told before state, for that is what a late worker
+	//    must learn.
+	if row.Fenced && r.needsAttempt(e.Type) && (!r.Live() || e.Attempt != r.Attempt) {
+		return fmt.Errorf("run %s: attempt %d reports %s, but %s: %w", r.ID, e.Attempt, e.Type, r.holder(), ErrFenced)
+	}
+	if !slices.Contains(row.From, r.State) {
+		return &StateError{Run: r.ID, State: r.State, Event: e.Type}
+	}
+	// 3. Fencing numbers rise by one.
+	if e.Type == EvAssigned && e.Attempt != r.Attempt+1 {
+		return fmt.Errorf("run %s: attempt %d was to be assigned after %d: %w", r.ID, e.Attempt, r.Attempt, ErrFenced)
+	}
+	if r.State == Assigned && e.Type == EvSucceeded {
+		return &StateError{Run: r.ID, State: r.State, Event: e.Type}
+	}
+	return nil
+}
+
+// needsAttempt leaves out the one fenced event that a run without attempts may meet: a workflow that succeeds while it
+// waits.
+func (r *Record) needsAttempt(t EventType) bool {
+	return !(t == EvSucceeded && r.State == Waiting)
+}
+
+func (r *Record) holder() string {
+	if !r.Live() {
+		return fmt.Sprintf("the run is %s", r.State)
+	}
+	return fmt.Sprintf("attempt %d holds it", r.Attempt)
+}
