@@ -1,0 +1,33 @@
+package fleet
+
+// Limits of a declaration. Validate names the one that is passed.
+const (
+	MaxNameLength = 63  // of every name: a DNS label
+	MaxTextLength = 253 // of a version, region, identity, code and the like
+	MaxPathLength = 4096
+	MaxURLLength  = 2048
+	MaxExprLength = 4096 // of a CEL expression
+
+	MaxLabels         = 64
+	MaxLabelValue     = 63
+	MaxListLength     = 256 // of every list that has no limit of its own
+	MaxRetryRules     = 64
+	MaxPreferences    = 64
+	MaxCommandArgs    = 512
+	MaxCommandBytes   = 64 << 10 // all arguments together
+	MaxEnv            = 256
+	MaxEnvBytes       = 64 << 10 // all names and values together
+	MaxSchemaBytes    = 256 << 10
+	MaxSlots          = 10_000
+	MaxAttempts       = 1_000
+	MaxRuns           = 1_000_000 // of every count of runs
+	MaxCompletions    = 1_000_000 // of a job
+	MaxParallelism    = 100_000   // of a job
+	MaxWeight         = 10_000    // of a tenant
+	MaxPriority       = 100       // of a run
+	MaxSessionBytes   = 10 << 20  // of Session.MaxBytes
+	MaxBackoffFactor  = 100
+	MaxBudgetUSD      = 1e9
+	MaxBudgetTokens   = int64(1e15)
+	MaxDurationInDays = 3660 // of every length of time
+)
