@@ -1,0 +1,228 @@
+package api
+
+import "encoding/json"
+
+// LeaseRequest is the body of POST /v1/leases, a long poll by a worker for runs to execute.
+type LeaseRequest struct {
+	Worker string `json:"worker"` // chosen by the worker, unique while it lives
+	// Target is the polled or local target that the worker belongs to; "" lets the server choose.
+	Target string   `json:"target,omitempty"`
+	Agents []string `json:"agents"`
+	Slots  int      `json:"slots,omitempty"` // all of the worker's slots; Max when 0
+	Max    int      `json:"max"`             // runs wanted now, at most the free slots
+	Wait   Duration `json:"wait,omitempty"`  // how long to wait for one; 30s at most
+}
+
+// LeaseResponse answers a lease request.
+type LeaseResponse struct {
+	Leases []Lease `json:"leases"`
+	// Drain asks the worker to finish what it has and to ask for no more.
+	Drain bool `json:"drain,omitempty"`
+}
+
+// Lease hands one attempt to a worker.
+type Lease struct {
+	Attempt string          `json:"attempt"` // id: RUN.N
+	N       int             `json:"n"`
+	Run     string          `json:"run"`
+	Agent   string          `json:"agent"`
+	Tenant  string          `json:"tenant"`
+	Mode    string          `json:"mode"` // run, settle or compensate
+	Input   json.RawMessage `json:"input"`
+	// Key is the unit of work that receipts belong to: the same for every attempt and retry.
+	Key   string `json:"key"`
+	Token string `json:"token"` // bearer token of this attempt
+	// Deadline is when the attempt must have ended.
+	Deadline Time `json:"deadline"`
+	// HeartbeatEvery is how often the worker must send its heartbeat.
+	HeartbeatEvery Duration `json:"heartbeatEvery"`
+	// Silence is the longest that the handler itself may be silent; 0 for no limit.
+	Silence     Duration          `json:"silence,omitempty"`
+	Traceparent string            `json:"traceparent,omitempty"`
+	Steps       []Step            `json:"steps,omitempty"` // recorded by earlier attempts, in order
+	Session     string            `json:"session,omitempty"`
+	State       json.RawMessage   `json:"state,omitempty"` // of the session, as its last turn left it
+	Labels      map[string]string `json:"labels,omitempty"`
+	Index       *int              `json:"index,omitempty"`       // completion index of a job
+	Completions *int              `json:"completions,omitempty"` // of a job
+}
+
+// Step is a durable step that ended.
+type Step struct {
+	Name   string          `json:"name"`
+	Seq    int             `json:"seq"` // order in which steps ended, from 1
+	Result json.RawMessage `json:"result,omitempty"`
+	// Error is set where the step was recorded as failed for good.
+	Error *AgentError `json:"error,omitempty"`
+}
+
+// AgentError is an error that an agent reports of itself.
+type AgentError struct {
+	Code       string    `json:"code,omitempty"`
+	Message    string    `json:"message"`
+	Retryable  *bool     `json:"retryable,omitempty"`
+	RetryAfter *Duration `json:"retryAfter,omitempty"`
+}
+
+// Standing is part of every answer to a report: what the attempt must know.
+type Standing struct {
+	Deadline     Time   `json:"deadline"`
+	Cancel       bool   `json:"cancel"`
+	CancelReason string `json:"cancelReason,omitempty"`
+}
+
+// Report types.
+const (
+	ReportStart    = "start"
+	ReportBeat     = "heartbeat"
+	ReportComplete = "complete"
+	ReportFail     = "fail"
+	ReportRelease  = "release"
+	ReportPark     = "park"
+	ReportStep     = "step"
+	ReportUsage    = "usage"
+	ReportProgress = "progress"
+	ReportLogs     = "logs"
+)
+
+// Report is one report of an attempt; the fields follow its Type. POST /v1/attempts/{id}:complete and its kin take
+// the same object without Type, Attempt and Token.
+type Report struct {
+	Type    string `json:"type,omitempty"`
+	Attempt string `json:"attempt,omitempty"`
+	Token   string `json:"token,omitempty"`
+
+	Output  json.RawMessage `json:"output,omitempty"`  // complete
+	Usage   *Usage          `json:"usage,omitempty"`   // complete, fail, park, release: all of the attempt; usage: one more
+	Score   *float64        `json:"score,omitempty"`   // complete
+	Session json.RawMessage `json:"session,omitempty"` // complete, park: the session's state after this turn
+
+	Class      string    `json:"class,omitempty"` // fail: user when empty
+	Code       string    `json:"code,omitempty"`  // fail
+	Message    string    `json:"message,omitempty"`
+	Retryable  *bool     `json:"retryable,omitempty"`  // fail: false ends the run
+	RetryAfter *Duration `json:"retryAfter,omitempty"` // fail
+
+	Reason string `json:"reason,omitempty"` // release
+
+	Park *Park `json:"park,omitempty"` // park
+	Step *Step `json:"step,omitempty"` // step
+
+	Progress *float64  `json:"progress,omitempty"` // progress: 0..1
+	Logs     []LogLine `json:"logs,omitempty"`
+}
+
+// Park asks to end the attempt and to wait without a slot.
+type Park struct {
+	On    string `json:"on"`             // timer or input
+	Step  string `json:"step"`           // name of the durable step that the wake-up completes
+	Name  string `json:"name,omitempty"` // input: name of the signal
+	Until *Time  `json:"until,omitempty"`
+}
+
+// ReportResult answers one report.
+type ReportResult struct {
+	Standing
+	// Resumed is true when a park found its signal already there: the run goes back to the queue at once.
+	Resumed bool     `json:"resumed,omitempty"`
+	Error   *Problem `json:"error,omitempty"`
+}
+
+// ReportBatch is the body of POST /v1/attempts:batch. Lease, if set, is served in the same call, without waiting
+// longer than the reports take; it saves a busy worker a round trip.
+type ReportBatch struct {
+	Reports []Report      `json:"reports"`
+	Lease   *LeaseRequest `json:"lease,omitempty"`
+}
+
+// ReportBatchResult answers a batch, in order.
+type ReportBatchResult struct {
+	Results []ReportResult `json:"results"`
+	Leases  []Lease        `json:"leases,omitempty"`
+	Drain   bool           `json:"drain,omitempty"`
+}
+
+// Claim is the body of POST /v1/attempts/{id}:claim.
+type Claim struct {
+	Worker string `json:"worker"`
+	Ticket string `json:"ticket"`
+}
+
+// Begin is the body of POST /v1/runs:begin: a handler that was called directly registers itself.
+type Begin struct {
+	Agent     string          `json:"agent"`
+	Input     json.RawMessage `json:"input,omitempty"`
+	Tenant    string          `json:"tenant,omitempty"`
+	Key       string          `json:"key,omitempty"`
+	Execution string          `json:"execution,omitempty"`
+	Index     *int            `json:"index,omitempty"`
+	Worker    string          `json:"worker"`
+	Session   string          `json:"session,omitempty"`
+}
+
+// WorkerBeat is the body of POST /v1/workers/{id}:heartbeat. A worker that is silent for the lease period loses its
+// attempts.
+type WorkerBeat struct {
+	Target   string   `json:"target,omitempty"`
+	Agents   []string `json:"agents"`
+	Slots    int      `json:"slots"`
+	Draining bool     `json:"draining,omitempty"`
+	// Attempts are those that the worker still executes; it starts none that is missing here.
+	Attempts []string `json:"attempts"`
+	// Sessions saves snapshots of sessions that a stopping instance holds, by attempt-independent name.
+	Sessions map[string]json.RawMessage `json:"sessions,omitempty"`
+}
+
+// WorkerStanding answers a worker's heartbeat. An attempt that the worker named and that is missing in the answer is
+// no longer its own: it must stop it.
+type WorkerStanding struct {
+	Drain    bool              `json:"drain"`
+	Attempts []AttemptStanding `json:"attempts"`
+}
+
+// AttemptStanding is one attempt in a WorkerStanding.
+type AttemptStanding struct {
+	ID string `json:"id"`
+	Standing
+}
+
+// ReceiptBegin is the body of POST /v1/attempts/{id}/receipts/{effect}:begin.
+type ReceiptBegin struct {
+	Step        string `json:"step,omitempty"`
+	RequestHash string `json:"requestHash"`
+	Nonce       string `json:"nonce"` // random per call of Once; a repeat of the same call carries the same
+	// Timeout is how long the action may take; 60s when absent, never past the attempt's deadline.
+	Timeout   *Duration `json:"timeout,omitempty"`
+	OnUnknown string    `json:"onUnknown,omitempty"` // ask, reconcile, repeat or fail; the agent's default when empty
+	// Reconciled reports what the reconcile hook found of an unknown effect: "didNotHappen".
+	Reconciled string `json:"reconciled,omitempty"`
+}
+
+// Answers to ReceiptBegin.
+const (
+	EffectProceed  = "proceed"
+	EffectDone     = "done"
+	EffectWait     = "wait"
+	EffectUnknown  = "unknown"
+	EffectConflict = "conflict"
+)
+
+// ReceiptAnswer answers ReceiptBegin.
+type ReceiptAnswer struct {
+	Standing
+	Answer string `json:"answer"`
+	// ID of the receipt; the action passes it on as the outside system's own idempotency key.
+	ID     string          `json:"id"`
+	Until  *Time           `json:"until,omitempty"`  // proceed: the action is cancelled then; wait: ask again then
+	Result json.RawMessage `json:"result,omitempty"` // done
+	// OnUnknown is the policy in force.
+	OnUnknown string `json:"onUnknown,omitempty"`
+}
+
+// ReceiptCommit is the body of :commit and, without Result, of :abandon.
+type ReceiptCommit struct {
+	Step   string          `json:"step,omitempty"`
+	Result json.RawMessage `json:"result,omitempty"`
+	// Reconciled is "happened" when the reconcile hook found that an unknown effect took place.
+	Reconciled string `json:"reconciled,omitempty"`
+}
