@@ -27,7 +27,7 @@ func Evolve(r *Record, e Event) Event {
 
 func (r *Record) apply(e Event) Event {
 	e.Seq = r.Seq + 1
-	e.Message = clip(e.Message, MaxMessage)
+	e.Message = Clip(e.Message, MaxMessage)
 	r.fold(&e)
 	r.Tail = append(r.Tail, e)
 	return e
@@ -154,7 +154,7 @@ func (r *Record) endAttempt(e *Event, outcome Outcome) {
 	}
 	a := r.Current()
 	a.EndedAt, a.Outcome, a.Class, a.Code = e.At, outcome, e.Class, e.Code
-	a.Message = clip(e.Message, 256)
+	a.Message = Clip(e.Message, 256)
 	if e.Usage != nil {
 		a.Usage = e.Usage
 		r.Usage = r.Usage.Plus(*e.Usage)
@@ -203,8 +203,8 @@ func Spill(r *Record) []Event {
 	return old
 }
 
-// clip shortens text to n bytes at a character boundary and marks the cut.
-func clip(s string, n int) string {
+// Clip shortens text to n bytes at a character boundary and marks the cut.
+func Clip(s string, n int) string {
 	if len(s) <= n {
 		return s
 	}

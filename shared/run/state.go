@@ -42,38 +42,40 @@ func (s State) Valid() bool {
 type Reason string
 
 const (
-	InputInvalid         Reason = "InputInvalid"
-	OutputInvalid        Reason = "OutputInvalid"
-	PermissionDenied     Reason = "PermissionDenied"
-	BudgetExceeded       Reason = "BudgetExceeded"
-	NoEligibleTarget     Reason = "NoEligibleTarget"
-	QueueTimeout         Reason = "QueueTimeout"
-	DeadlineExceeded     Reason = "DeadlineExceeded"
-	AttemptTimeout       Reason = "AttemptTimeout"
-	HeartbeatLost        Reason = "HeartbeatLost"
-	CompensationFailed   Reason = "CompensationFailed"
-	BackoffLimitExceeded Reason = "BackoffLimitExceeded"
-	MaxFailedIndexes     Reason = "MaxFailedIndexesExceeded"
-	AgentError           Reason = "AgentError"
-	NonRetryable         Reason = "NonRetryable"
-	OutcomeUnknown       Reason = "OutcomeUnknown"
-	Rejected             Reason = "Rejected"
-	GateExpired          Reason = "GateExpired"
-	CanceledByRequest    Reason = "Canceled"
-	ParentEnded          Reason = "ParentEnded"
-	RouteUnmatched       Reason = "RouteUnmatched"
-	LoopLimit            Reason = "LoopLimit"
-	Quarantined          Reason = "Quarantined"
-	Shed                 Reason = "Shed"
-	StartFailed          Reason = "StartFailed"
-	ResultTooLarge       Reason = "ResultTooLarge"
-	QuotaReached         Reason = "QuotaReached"        // held: the tenant's quota of running runs
-	ConcurrencyReached   Reason = "ConcurrencyReached"  // held: the agent's own limit
-	AgentPaused          Reason = "AgentPaused"         // held: a person paused the agent
-	NotBefore            Reason = "NotBefore"           // held: its start time has not come
-	SuspendedByRequest   Reason = "Suspended"           // suspended by a person
-	ReturnLimit          Reason = "ReturnLimitExceeded" // too many attempts given back: see MaxReturned
-	AgentDeleted         Reason = "AgentDeleted"        // the agent's declaration is gone
+	InputInvalid          Reason = "InputInvalid"
+	OutputInvalid         Reason = "OutputInvalid"
+	PermissionDenied      Reason = "PermissionDenied"
+	BudgetExceeded        Reason = "BudgetExceeded"
+	NoEligibleTarget      Reason = "NoEligibleTarget"
+	QueueTimeout          Reason = "QueueTimeout"
+	DeadlineExceeded      Reason = "DeadlineExceeded"
+	AttemptTimeout        Reason = "AttemptTimeout"
+	HeartbeatLost         Reason = "HeartbeatLost"
+	CompensationFailed    Reason = "CompensationFailed"
+	BackoffLimitExceeded  Reason = "BackoffLimitExceeded"
+	MaxFailedIndexes      Reason = "MaxFailedIndexesExceeded"
+	AgentError            Reason = "AgentError"
+	NonRetryable          Reason = "NonRetryable"
+	OutcomeUnknown        Reason = "OutcomeUnknown"
+	Rejected              Reason = "Rejected"
+	GateExpired           Reason = "GateExpired"
+	CanceledByRequest     Reason = "Canceled"
+	ParentEnded           Reason = "ParentEnded"
+	RouteUnmatched        Reason = "RouteUnmatched"
+	LoopLimit             Reason = "LoopLimit"
+	Quarantined           Reason = "Quarantined"
+	Shed                  Reason = "Shed"
+	StartFailed           Reason = "StartFailed"
+	ResultTooLarge        Reason = "ResultTooLarge"
+	QuotaReached          Reason = "QuotaReached"          // held: the tenant's quota of running runs
+	ConcurrencyReached    Reason = "ConcurrencyReached"    // held: the agent's own limit
+	AgentPaused           Reason = "AgentPaused"           // held: a person paused the agent
+	NotBefore             Reason = "NotBefore"             // held: its start time has not come
+	SuspendedByRequest    Reason = "Suspended"             // suspended by a person
+	ReturnLimit           Reason = "ReturnLimitExceeded"   // too many attempts given back: see MaxReturned
+	AgentDeleted          Reason = "AgentDeleted"          // the agent's declaration is gone
+	Throttled             Reason = "Throttled"             // backoff: a model or service asked to slow down
+	InfrastructureFailure Reason = "InfrastructureFailure" // backoff: the platform failed the attempt
 )
 
 // Reasons is the closed set.
@@ -82,7 +84,7 @@ var Reasons = []Reason{
 	AttemptTimeout, HeartbeatLost, CompensationFailed, BackoffLimitExceeded, MaxFailedIndexes, AgentError, NonRetryable,
 	OutcomeUnknown, Rejected, GateExpired, CanceledByRequest, ParentEnded, RouteUnmatched, LoopLimit, Quarantined, Shed,
 	StartFailed, ResultTooLarge, QuotaReached, ConcurrencyReached, AgentPaused, NotBefore, SuspendedByRequest,
-	ReturnLimit, AgentDeleted,
+	ReturnLimit, AgentDeleted, Throttled, InfrastructureFailure,
 }
 
 // Class is the kind of an attempt's failure. Retry policy maps classes to actions.
