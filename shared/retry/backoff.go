@@ -33,7 +33,7 @@ func base(b fleet.Backoff, n int) time.Duration {
 	top := uint64(max(b.Max.Std(), 0))
 	wait := min(uint64(max(b.Initial.Std(), 0)), top)
 	factor := fixed(b.Factor)
-	for range min(n-1, maxSteps) {
+	for range min(max(n, 1)-1, maxSteps) {
 		next := scale(wait, factor, top)
 		if next == wait {
 			break
