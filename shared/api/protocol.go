@@ -58,6 +58,7 @@ type Step struct {
 
 // AgentError is an error that an agent reports of itself.
 type AgentError struct {
+	Class      string    `json:"class,omitempty"` // user when empty
 	Code       string    `json:"code,omitempty"`
 	Message    string    `json:"message"`
 	Retryable  *bool     `json:"retryable,omitempty"`
