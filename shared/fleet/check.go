@@ -6,8 +6,10 @@ import (
 	"math"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
+	"unicode"
 	"unicode/utf8"
 )
 
@@ -24,20 +26,32 @@ func (c *check) relate(paths ...string) {
 	last.Related = append(last.Related, paths...)
 }
 
-// at joins a path from its parts: strings are fields or keys, ints are indexes.
-func at(parts ...any) string {
+// At joins a path from its parts: texts are fields or keys, ints are indexes.
+// Keys that a manifest's author chose go through Key first.
+func At(parts ...any) string {
 	var b strings.Builder
 	for _, part := range parts {
-		if i, ok := part.(int); ok {
-			fmt.Fprintf(&b, "[%d]", i)
-			continue
+		switch part := part.(type) {
+		case int:
+			fmt.Fprintf(&b, "[%d]", part)
+		case string:
+			if b.Len() > 0 {
+				b.WriteByte('.')
+			}
+			b.WriteString(part)
 		}
-		if b.Len() > 0 {
-			b.WriteByte('.')
-		}
-		fmt.Fprint(&b, part)
 	}
 	return b.String()
+}
+
+// Key makes a mapping's key fit for a path: one that is long is clipped, and
+// one that does not print is quoted, so that no path can upset a terminal.
+func Key(key string) string {
+	key = clip(key)
+	if key == "" || strings.ContainsFunc(key, func(r rune) bool { return !unicode.IsPrint(r) }) {
+		return strconv.Quote(key)
+	}
+	return key
 }
 
 // list renders alternatives: "service, instance, pool, job".
@@ -157,11 +171,11 @@ func items[T comparable](c *check, path string, values []T, most int, each func(
 	first := make(map[T]int, len(values))
 	for i, v := range values {
 		if j, ok := first[v]; ok {
-			c.add(at(path, i), "%q is already given at [%d]", clip(fmt.Sprint(v)), j)
+			c.add(At(path, i), "%q is already given at [%d]", clip(fmt.Sprint(v)), j)
 			continue
 		}
 		first[v] = i
-		each(at(path, i), v)
+		each(At(path, i), v)
 	}
 }
 
@@ -195,7 +209,7 @@ func (c *check) labels(path string, labels map[string]string) {
 		return
 	}
 	for _, k := range slices.Sorted(maps.Keys(labels)) {
-		c.label(at(path, clip(k)), k, labels[k])
+		c.label(At(path, Key(k)), k, labels[k])
 	}
 }
 
@@ -249,7 +263,7 @@ func (c *check) address(path, s string) {
 	}
 	u, err := url.Parse(s)
 	switch {
-	case err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https":
+	case err != nil || !utf8.ValidString(s) || u.Host == "" || u.Scheme != "http" && u.Scheme != "https":
 		c.add(path, "%q is not an address; want http://HOST/PATH or https://HOST/PATH", clip(s))
 	case u.User != nil:
 		c.add(path, "the address holds credentials; leave them out and use an identity")

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"unicode/utf8"
 )
 
 // Validate returns every problem of the agent.
@@ -82,17 +83,20 @@ func (c *check) command(path string, args []string) {
 	total := 0
 	for i, arg := range args {
 		total += len(arg)
-		if strings.ContainsRune(arg, 0) {
-			c.add(at(path, i), "an argument cannot hold a NUL character")
+		if !isProcessText(arg) {
+			c.add(At(path, i), "an argument is valid UTF-8 without NUL characters")
 		}
 	}
 	if total > MaxCommandBytes {
 		c.add(path, "%d bytes are too long; want at most %d", total, MaxCommandBytes)
 	}
 	if args[0] == "" {
-		c.add(at(path, 0), "a program is required")
+		c.add(At(path, 0), "a program is required")
 	}
 }
+
+// isProcessText accepts what can be handed to a process and written down.
+func isProcessText(s string) bool { return utf8.ValidString(s) && !strings.ContainsRune(s, 0) }
 
 func (c *check) env(path string, env map[string]string) {
 	if len(env) > MaxEnv {
@@ -103,12 +107,12 @@ func (c *check) env(path string, env map[string]string) {
 	for _, k := range slices.Sorted(maps.Keys(env)) {
 		total += len(k) + len(env[k])
 		switch {
-		case k == "" || strings.ContainsAny(k, "=\x00"):
-			c.add(at(path, clip(k)), "%q is not the name of a variable", clip(k))
+		case k == "" || !isProcessText(k) || strings.Contains(k, "="):
+			c.add(At(path, Key(k)), "%q is not the name of a variable", clip(k))
 		case strings.HasPrefix(k, "ERRAND_"):
-			c.add(at(path, clip(k)), "names that begin with ERRAND_ are set by the runtime; choose another")
-		case strings.ContainsRune(env[k], 0):
-			c.add(at(path, clip(k)), "a value cannot hold a NUL character")
+			c.add(At(path, Key(k)), "names that begin with ERRAND_ are set by the runtime; choose another")
+		case !isProcessText(env[k]):
+			c.add(At(path, Key(k)), "a value is valid UTF-8 without NUL characters")
 		}
 	}
 	if total > MaxEnvBytes {
@@ -175,11 +179,11 @@ func (c *check) prefers(prefers []Preference) {
 	}
 	for i, p := range prefers {
 		if len(p.Labels) == 0 {
-			c.add(at(path, i, "labels"), "labels are required: what the preferred target has")
+			c.add(At(path, i, "labels"), "labels are required: what the preferred target has")
 		}
-		c.labels(at(path, i, "labels"), p.Labels)
+		c.labels(At(path, i, "labels"), p.Labels)
 		if p.Weight < 1 || p.Weight > 100 {
-			c.add(at(path, i, "weight"), "%d is outside 1 to 100", p.Weight)
+			c.add(At(path, i, "weight"), "%d is outside 1 to 100", p.Weight)
 		}
 	}
 }
@@ -205,7 +209,7 @@ func (c *check) retry(r *Retry) {
 		return
 	}
 	for i, rule := range r.On {
-		rulePath := at(path, "on", i)
+		rulePath := At(path, "on", i)
 		if rule.Class == "" && rule.Code == "" {
 			c.add(rulePath, "a rule needs class, code or both, to say which failures it is for")
 			c.relate(rulePath+".class", rulePath+".code")
@@ -253,8 +257,11 @@ func (c *check) concurrency(v *Concurrency) {
 // expression checks the length alone: whether it is good CEL is for the package
 // that compiles it.
 func (c *check) expression(path, s string) {
-	if len(s) > MaxExprLength {
+	switch {
+	case len(s) > MaxExprLength:
 		c.add(path, "%d bytes are too long; want at most %d", len(s), MaxExprLength)
+	case !utf8.ValidString(s):
+		c.add(path, "the expression is not valid UTF-8")
 	}
 }
 

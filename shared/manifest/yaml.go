@@ -1,0 +1,63 @@
+package manifest
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+
+	"go.yaml.in/yaml/v4"
+
+	"github.com/errand-run/errand/shared/fleet"
+)
+
+// ToYAML renders an object as one YAML document that Parse reads back as an
+// equal one: fields in a fixed order, every default in effect visible.
+func ToYAML(obj fleet.Object) ([]byte, error) {
+	form, err := fleet.Encode(obj)
+	if err != nil {
+		return nil, err
+	}
+	d := json.NewDecoder(bytes.NewReader(form))
+	d.UseNumber()
+	node, err := nodeFrom(d)
+	if err != nil {
+		return nil, fmt.Errorf("manifest: render %s %q: %w", obj.Kind(), obj.Name(), err)
+	}
+	out, err := yaml.Dump(node, yaml.WithIndent(2), yaml.WithLineWidth(-1))
+	if err != nil {
+		return nil, fmt.Errorf("manifest: render %s %q: %w", obj.Kind(), obj.Name(), err)
+	}
+	return out, nil
+}
+
+// nodeFrom reads the next JSON value as a tree that keeps the order of keys,
+// which a map would lose.
+func nodeFrom(d *json.Decoder) (*yaml.Node, error) {
+	token, err := d.Token()
+	if err != nil {
+		return nil, err
+	}
+	switch t := token.(type) {
+	case json.Delim:
+		n := &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq"}
+		if t == '{' {
+			n.Kind, n.Tag = yaml.MappingNode, "!!map"
+		}
+		for d.More() {
+			child, err := nodeFrom(d)
+			if err != nil {
+				return nil, err
+			}
+			n.Content = append(n.Content, child)
+		}
+		_, err := d.Token()
+		return n, err
+	case string:
+		return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: t}, nil
+	case json.Number:
+		return &yaml.Node{Kind: yaml.ScalarNode, Value: t.String()}, nil
+	case bool:
+		return &yaml.Node{Kind: yaml.ScalarNode, Value: fmt.Sprint(t)}, nil
+	}
+	return &yaml.Node{Kind: yaml.ScalarNode, Value: "null"}, nil
+}
