@@ -54,4 +54,6 @@ type Event struct {
 	Score  *float64        `json:"sc,omitempty"`
 	// Unspent gives the attempt back: it does not count against the retry policy.
 	Unspent bool `json:"un,omitempty"`
+	// Sure: the executor vouches that nothing of the attempt can act any more.
+	Sure bool `json:"su,omitempty"`
 }

@@ -113,6 +113,8 @@ type Attempt struct {
 	Code    string  `json:"co,omitempty"`
 	Message string  `json:"m,omitempty"`
 	Usage   *Usage  `json:"us,omitempty"`
+	// Sure: nothing of the attempt can act any more. Unset for one that is only presumed dead.
+	Sure bool `json:"su,omitempty"`
 }
 
 // Outcome is how an attempt ended.
@@ -143,6 +145,7 @@ type Park struct {
 	Step  string  `json:"step"`           // durable step that the wake-up completes
 	Name  string  `json:"name,omitempty"` // name of the signal, for input
 	Until Instant `json:"u,omitempty"`    // wakes at the latest then; 0 for no limit
+	Seq   int     `json:"q,omitempty"`    // of the step, in the order of the run's steps
 }
 
 // Stop is an order to a live attempt to end.
@@ -255,6 +258,9 @@ func Encode(r *Record) ([]byte, error) {
 	}
 	return body, nil
 }
+
+// ErrTooLarge: something that an outside party gave is over a limit of the record.
+var ErrTooLarge = errors.New("over a limit")
 
 // ErrCorrupt is wrapped by Decode and Fold when stored bytes do not make a record.
 var ErrCorrupt = errors.New("stored run is corrupt")
