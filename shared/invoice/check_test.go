@@ -166,6 +166,12 @@ func TestSumsAreExactAndRoundedOnlyWhereTheRuleRounds(t *testing.T) {
 			"/Invoice/cac:InvoiceLine[1]/cbc:LineExtensionAmount": "498.995"}, ""},
 		"and just below the half it is rounded down": {map[string]string{
 			"/Invoice/cac:InvoiceLine[1]/cbc:LineExtensionAmount": "498.9949"}, "BR-CO-10"},
+		"without allowances and charges the totals are compared unrounded": {map[string]string{
+			totals + "LineExtensionAmount": "750.001",
+			totals + "TaxExclusiveAmount":  "750.001"}, "BR-CO-10"},
+		"and so is the amount due with nothing prepaid": {map[string]string{
+			totals + "TaxInclusiveAmount": "892.501",
+			totals + "PayableAmount":      "892.501"}, "BR-CO-15"},
 		"tenths add up": {map[string]string{
 			"/Invoice/cac:InvoiceLine[1]/cbc:LineExtensionAmount": "749.90",
 			"/Invoice/cac:InvoiceLine[2]/cbc:LineExtensionAmount": "0.10"}, ""},
