@@ -91,12 +91,14 @@ type BeginRequest struct {
 	Tenant, Unit, Step, Effect string
 	Run                        string
 	Attempt                    int
-	Nonce                      string // random per call; the same when that call asks again
-	Hash                       string // of the request
-	Policy                     UnknownPolicy
-	Now                        Instant
-	Until                      Instant // the call will perform nothing after this
-	Settle                     time.Duration
+	// Nonce is random per call, and the same when that call asks again. A call that was told to proceed and has begun
+	// to act never asks again.
+	Nonce  string
+	Hash   string // of the request
+	Policy UnknownPolicy
+	Now    Instant
+	Until  Instant // the call will perform nothing after this
+	Settle time.Duration
 	// OwnerEnded is since when the attempt that holds the receipt is known to be dead; 0 if it is not. It matters when
 	// that is another attempt than this one.
 	OwnerEnded Instant
