@@ -92,24 +92,30 @@ type Index struct {
 type Write struct {
 	Doc
 	// Expect is the version the stored document must have: 0 for "must not exist", AnyVersion for no condition.
+	// A put's Version is above its Expect.
 	Expect int64
-	Delete bool // with Kind, ID and Expect only
+	// Delete removes the document; Kind, ID and Expect are all that is read, and Expect is not 0. With AnyVersion a
+	// document that does not exist is no error.
+	Delete bool
 }
 
 // Fence makes a unit conditional on an attempt that still holds its run: Index.Attempt of that run must equal Attempt.
+// A fence on a run that does not exist, or with an Attempt below 1, never holds.
 type Fence struct {
 	Run     string
 	Attempt int64
 }
 
-// Unit is one atomic change: all of its writes happen, or none.
+// Unit is one atomic change: all of its writes happen, or none. Its fences and expectations are judged against what is
+// stored before the unit, and it writes each document at most once.
 type Unit struct {
 	// Token is unique to this unit. A driver whose transport may answer an applied commit with an error stores it
 	// and reads back, so that the outcome told is the true one.
 	Token  string
 	Fences []Fence
 	Writes []Write
-	// Purge names runs whose owned documents (every kind, but not the run document itself) are deleted.
+	// Purge names runs whose owned documents (every kind, but not the run document itself) are deleted, save those
+	// that the unit writes.
 	Purge []string
 }
 
@@ -124,6 +130,8 @@ var (
 	ErrFenced = errors.New("attempt no longer holds its run")
 	// ErrTooLarge: over a limit of the port. Nothing of the unit was written.
 	ErrTooLarge = errors.New("over a limit of the store")
+	// ErrInvalid: the request can never succeed: a page token that is none, a run without an index. Nothing was written.
+	ErrInvalid = errors.New("invalid request to the store")
 	// ErrClosed: the store was closed.
 	ErrClosed = errors.New("store is closed")
 	// ErrLocked: another process has the store open.
@@ -144,7 +152,8 @@ const (
 )
 
 // Query is one page of a listing of runs. Order is by (CreatedAt, ID), newest first unless Oldest is set; ByWorker is
-// ordered by (Worker, ID). Since and Until bound CreatedAt: Since <= CreatedAt < Until, 0 for open.
+// ordered by (Worker, ID), rising, whatever Oldest says. Since and Until bound CreatedAt: Since <= CreatedAt < Until, 0
+// for open; ByWorker takes no bounds. The keys that By names are not empty, save ByWorker's.
 type Query struct {
 	By                                  By
 	Tenant, Agent, Parent, Root, Worker string
@@ -165,9 +174,10 @@ type Page struct {
 // began. Every error wraps a sentinel above, or is an outage.
 type Store interface {
 	// Commit writes units and returns one outcome for each, in order: nil, or an error wrapping ErrExists,
-	// ErrConflict, ErrFenced, ErrTooLarge or ErrClosed; any other error means that the outcome is not known to the
-	// driver (a lost disk, say). It returns after the acknowledged units are durable. Units of one call are applied
-	// in order, so a later unit sees an earlier one; a failed unit does not hinder the others.
+	// ErrConflict, ErrFenced, ErrTooLarge, ErrInvalid or ErrClosed; any other error means that the outcome is not
+	// known to the driver (a lost disk, say). It returns after the acknowledged units are durable. Units of one call
+	// are applied in order, so a later unit sees an earlier one; a failed unit does not hinder the others. A caller
+	// whose ctx ends stops waiting and gets ctx.Err() for every unit: each of them may still be written.
 	Commit(ctx context.Context, units []Unit) []error
 
 	// Get returns a document, or ErrNotFound.
