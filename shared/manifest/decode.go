@@ -30,6 +30,7 @@ type decoder struct {
 	marks   map[string]mark // where the value of a path stands
 	failed  map[string]bool // paths that are given and could not be read
 	written []written
+	deep    bool // nesting was refused
 }
 
 // written is a scalar that the author gave, as it was read.
@@ -52,7 +53,11 @@ func (d *decoder) enter(n *yaml.Node, path string, depth int) bool {
 		return false
 	}
 	if depth > MaxDepth {
-		d.fail(n, path, "%s, the limit; flatten it", errTooDeep)
+		// Once: an alias of what it is part of gets here again and again.
+		if !d.deep {
+			d.fail(n, path, "%s, the limit; flatten it", errTooDeep)
+		}
+		d.deep = true
 		return false
 	}
 	return true
@@ -398,9 +403,9 @@ func setInt(n *yaml.Node, v reflect.Value) string {
 
 func parseInt(n *yaml.Node) (int64, string) {
 	switch {
-	case n.Kind == yaml.ScalarNode && n.Tag == "!!float":
+	case n.Kind == yaml.ScalarNode && n.Tag == "!!float" && strings.ContainsAny(n.Value, ".eE"):
 		return 0, describe(n) + " where a whole number is needed"
-	case n.Kind != yaml.ScalarNode || n.Tag != "!!int":
+	case n.Kind != yaml.ScalarNode || n.Tag != "!!int" && n.Tag != "!!float":
 		problem := describe(n) + " where a whole number is needed"
 		if _, err := strconv.Atoi(n.Value); err == nil && isText(n) {
 			problem += "; remove the quotes: " + n.Value
@@ -518,6 +523,9 @@ func (d *decoder) jsonScalar(b *bytes.Buffer, n *yaml.Node, path string) bool {
 	var problem string
 	switch n.Tag {
 	case "!!str", "!!timestamp", "!!merge":
+		if n.Style == 0 && json.Valid([]byte(n.Value)) {
+			problem = clip(n.Value) + " is not a number within 64 bits of floating point; quote it if it is a text"
+		}
 		writeText(b, n.Value)
 	case "!!null":
 		b.WriteString("null")

@@ -233,7 +233,7 @@ func syntax(doc chunk, err error) (line, column int, message string) {
 
 	text := nth(doc.data, line)
 	indent := text[:len(text)-len(bytes.TrimLeft(text, " \t"))]
-	if tab := bytes.IndexByte(indent, '\t'); tab >= 0 && len(text) > len(indent) {
+	if tab := bytes.IndexByte(indent, '\t'); tab >= 0 && column <= len(indent) {
 		return line, tab + 1, "a tab indents the line; YAML is indented with spaces, so replace the tab"
 	}
 	if _, value, ok := bytes.Cut(text, []byte(": ")); ok {

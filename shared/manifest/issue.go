@@ -88,7 +88,7 @@ func suggest(word string, candidates []string) string {
 	if len(word) > longest {
 		return ""
 	}
-	best, least := "", 1+len(word)/3
+	best, least := "", max(1, len(word)/3)
 	for _, c := range candidates {
 		if strings.EqualFold(word, c) {
 			return c

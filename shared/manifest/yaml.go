@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"strings"
 
 	"go.yaml.in/yaml/v4"
 
@@ -53,7 +54,12 @@ func nodeFrom(d *json.Decoder) (*yaml.Node, error) {
 		_, err := d.Token()
 		return n, err
 	case string:
-		return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: t}, nil
+		n := &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: t}
+		switch strings.ToLower(t) {
+		case "y", "yes", "on", "n", "no", "off":
+			n.Style = yaml.DoubleQuotedStyle // true or false to readers of YAML 1.1
+		}
+		return n, nil
 	case json.Number:
 		return &yaml.Node{Kind: yaml.ScalarNode, Value: t.String()}, nil
 	case bool:
