@@ -40,6 +40,7 @@ type Event struct {
 
 	Target  string  `json:"tg,omitempty"`
 	Worker  string  `json:"w,omitempty"`
+	Node    string  `json:"nd,omitempty"` // see Attempt.Node
 	Reason  Reason  `json:"r,omitempty"`
 	Class   Class   `json:"cl,omitempty"`
 	Code    string  `json:"co,omitempty"`

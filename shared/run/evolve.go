@@ -129,7 +129,7 @@ func (r *Record) enqueue(e *Event) { r.QueuedAt = e.At }
 func (r *Record) assign(e *Event) {
 	r.Attempt = e.Attempt
 	r.Target, r.Worker, r.Detail, r.Stop = e.Target, e.Worker, e.Detail, nil
-	r.Attempts = append(r.Attempts, Attempt{N: e.Attempt, Target: e.Target, Worker: e.Worker, AssignedAt: e.At})
+	r.Attempts = append(r.Attempts, Attempt{N: e.Attempt, Target: e.Target, Node: e.Node, Worker: e.Worker, AssignedAt: e.At})
 	if n := len(r.Attempts); n > MaxAttempts {
 		r.Attempts = slices.Clone(r.Attempts[n-MaxAttempts:])
 	}

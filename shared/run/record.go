@@ -103,6 +103,7 @@ func addClamped(a, b int64) int64 {
 type Attempt struct {
 	N          int     `json:"n"`
 	Target     string  `json:"t"`
+	Node       string  `json:"nd,omitempty"` // what holds the slot, where that is not the target itself: a worker of it
 	Worker     string  `json:"w,omitempty"`
 	AssignedAt Instant `json:"as"`
 	StartedAt  Instant `json:"s,omitempty"`
