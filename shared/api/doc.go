@@ -80,3 +80,12 @@ const (
 	MaxWait      = 60       // seconds that a call may ask to wait
 	MaxSlots     = 1000     // runs in one worker
 )
+
+// Limits on what an attempt may report, in bytes unless said otherwise.
+const (
+	MaxStepResult = 1 << 20 // result of one step or effect
+	MaxSteps      = 10_000  // steps of a run
+	MaxName       = 200     // name of a step, effect, signal or session
+	MaxMessage    = 2 << 10 // message of a failure
+	MaxLogLine    = 8 << 10 // more is cut
+)
