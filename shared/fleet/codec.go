@@ -163,7 +163,9 @@ type schemaForm struct {
 // MarshalJSON writes {"schema": …}.
 func (s Schema) MarshalJSON() ([]byte, error) { return marshal(schemaForm{json.RawMessage(s)}) }
 
-// UnmarshalJSON reads {"schema": …}; a missing or null schema is nil.
+// UnmarshalJSON reads {"schema": …} into the one form that Schema promises: an
+// encoder on the way may have turned < into an escape. A missing or null schema
+// is nil.
 func (s *Schema) UnmarshalJSON(data []byte) error {
 	var form schemaForm
 	if err := unmarshal(data, &form); err != nil {
@@ -173,6 +175,13 @@ func (s *Schema) UnmarshalJSON(data []byte) error {
 		*s = nil
 		return nil
 	}
-	*s = Schema(form.Schema)
-	return nil
+	d := json.NewDecoder(bytes.NewReader(form.Schema))
+	d.UseNumber()
+	var tree any
+	if err := d.Decode(&tree); err != nil {
+		return err
+	}
+	raw, err := marshal(tree)
+	*s = raw
+	return err
 }

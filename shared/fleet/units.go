@@ -44,44 +44,63 @@ func (d *Duration) UnmarshalText(text []byte) error {
 // maxUnitText bounds the text of a duration or quantity; none needs more.
 const maxUnitText = 64
 
+// parseDuration is readDuration with an error for the author of the text.
 func parseDuration(s string) (time.Duration, error) {
-	if len(s) > maxUnitText {
+	d, err := readDuration(s)
+	switch {
+	case err == nil:
+		return d, nil
+	case len(s) > maxUnitText:
 		return 0, fmt.Errorf("a duration has at most %d characters", maxUnitText)
+	case errors.Is(err, errTooLong):
+		return 0, fmt.Errorf("%q is longer than a duration can be (about 292 years)", s)
+	}
+	if meant := meantDuration(s); meant != "" {
+		return 0, fmt.Errorf("%q is not a duration; try %q", s, meant)
+	}
+	return 0, fmt.Errorf("%q is not a duration; write a number with a unit, like 90s, 5m, 24h or 30d", s)
+}
+
+var (
+	errNotDuration = errors.New("not a duration")
+	errTooLong     = errors.New("too long for a duration")
+)
+
+// readDuration reads weeks and days, then what Go reads.
+func readDuration(s string) (time.Duration, error) {
+	if len(s) > maxUnitText {
+		return 0, errNotDuration
 	}
 	rest, negative := strings.CutPrefix(s, "-")
 	var total time.Duration
+	found := false
 	for _, u := range []struct {
-		name byte
+		name string
 		size time.Duration
-	}{{'w', 7 * 24 * time.Hour}, {'d', 24 * time.Hour}} {
-		i := 0
-		for i < len(rest) && rest[i] >= '0' && rest[i] <= '9' {
-			i++
-		}
-		if i == 0 || i == len(rest) || rest[i] != u.name {
+	}{{"w", 7 * 24 * time.Hour}, {"d", 24 * time.Hour}} {
+		number, after, ok := strings.Cut(rest, u.name)
+		if !ok || !digits(number) {
 			continue
 		}
-		n, err := strconv.ParseInt(rest[:i], 10, 64)
+		n, err := strconv.ParseInt(number, 10, 64)
 		if err != nil || n > int64((math.MaxInt64-total)/u.size) {
-			return 0, fmt.Errorf("%q is longer than a duration can be (about 292 years)", s)
+			return 0, errTooLong
 		}
 		total += time.Duration(n) * u.size
-		rest = rest[i+1:]
+		rest, found = after, true
 	}
-	if rest != "" {
-		if rest[0] == '-' || rest[0] == '+' {
-			return 0, badDuration(s)
+	if rest != "" || !found {
+		if strings.HasPrefix(rest, "-") || strings.HasPrefix(rest, "+") {
+			return 0, errNotDuration
 		}
 		v, err := time.ParseDuration(rest)
 		if err != nil {
-			return 0, badDuration(s)
+			return 0, errNotDuration
 		}
 		if v > math.MaxInt64-total {
-			return 0, fmt.Errorf("%q is longer than a duration can be (about 292 years)", s)
+			return 0, errTooLong
 		}
 		total += v
-	} else if total == 0 && !strings.ContainsAny(s, "wd") {
-		return 0, badDuration(s)
 	}
 	if negative {
 		total = -total
@@ -89,15 +108,14 @@ func parseDuration(s string) (time.Duration, error) {
 	return total, nil
 }
 
-// badDuration names what was probably meant: "5 minutes" wants "5m".
-func badDuration(s string) error {
-	number := strings.TrimSpace(s)
-	i := 0
-	for i < len(number) && (number[i] >= '0' && number[i] <= '9' || number[i] == '.' || i == 0 && number[i] == '-') {
-		i++
+// meantDuration guesses: "5 minutes" means "5m". It returns "" for no guess.
+func meantDuration(s string) string {
+	s = strings.TrimSpace(s)
+	end := strings.IndexFunc(s, func(r rune) bool { return (r < '0' || r > '9') && r != '.' && r != '-' })
+	if end < 0 {
+		end = len(s)
 	}
-	unit := strings.ToLower(strings.TrimSpace(number[i:]))
-	number = number[:i]
+	number, unit := s[:end], strings.ToLower(strings.TrimSpace(s[end:]))
 	short := map[string]string{
 		"": "s", "s": "s", "sec": "s", "secs": "s", "second": "s", "seconds": "s",
 		"m": "m", "min": "m", "mins": "m", "minute": "m", "minutes": "m",
@@ -105,12 +123,11 @@ func badDuration(s string) error {
 		"d": "d", "day": "d", "days": "d", "w": "w", "week": "w", "weeks": "w",
 		"ms": "ms", "millisecond": "ms", "milliseconds": "ms",
 	}[unit]
-	if short != "" && number != "" && number != "-" {
-		if _, err := parseDuration(number + short); err == nil {
-			return fmt.Errorf("%q is not a duration; try %q", s, number+short)
-		}
+	meant := number + short
+	if _, err := readDuration(meant); err != nil || short == "" {
+		return ""
 	}
-	return fmt.Errorf("%q is not a duration; write a number with a unit, like 90s, 5m, 24h or 30d", s)
+	return meant
 }
 
 // CPU is processor time per second in thousandths of a core: 500 is half a core.
