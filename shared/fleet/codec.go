@@ -106,13 +106,13 @@ func unmarshal(data []byte, into any) error {
 }
 
 // MarshalJSON returns the canonical form, see Encode.
-func (a *Agent) MarshalJSON() ([]byte, error) { return Encode(a) }
+func (a Agent) MarshalJSON() ([]byte, error) { return Encode(&a) }
 
 // MarshalJSON returns the canonical form, see Encode.
-func (t *Target) MarshalJSON() ([]byte, error) { return Encode(t) }
+func (t Target) MarshalJSON() ([]byte, error) { return Encode(&t) }
 
 // MarshalJSON returns the canonical form, see Encode.
-func (t *Tenant) MarshalJSON() ([]byte, error) { return Encode(t) }
+func (t Tenant) MarshalJSON() ([]byte, error) { return Encode(&t) }
 
 // UnmarshalJSON reads the canonical form, see Decode.
 func (a *Agent) UnmarshalJSON(data []byte) error { return decodeInto(a, data) }

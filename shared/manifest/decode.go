@@ -474,6 +474,8 @@ func (d *decoder) schema(n *yaml.Node, path string, s *fleet.Schema, depth int) 
 		if isNull(resolve(p.value)) {
 			continue
 		}
+		top := resolve(p.value)
+		d.marks[at] = mark{top.Line, top.Column}
 		var b bytes.Buffer
 		if d.json(&b, p.value, at, depth+1) {
 			*s = fleet.Schema(b.Bytes())
@@ -488,7 +490,6 @@ func (d *decoder) json(b *bytes.Buffer, n *yaml.Node, path string, depth int) bo
 	if !d.enter(n, path, depth) {
 		return false
 	}
-	d.marks[path] = mark{n.Line, n.Column}
 	good := true
 	switch n.Kind {
 	case yaml.MappingNode:
