@@ -9,17 +9,20 @@
 // attempts the retry policy has used up.
 package run
 
-import "time"
+import (
+	"math"
+	"time"
+)
 
 // Instant is a point in time in milliseconds since 1970 in UTC; 0 means none. Stored times have this grain and no zone.
 type Instant int64
 
-// At converts a time to its Instant; the zero time gives 0.
+// At converts a time to its Instant. The zero time gives 0, and what lies before 1970 the first instant there is.
 func At(t time.Time) Instant {
 	if t.IsZero() {
 		return 0
 	}
-	return Instant(t.UnixMilli())
+	return max(Instant(t.UnixMilli()), 1)
 }
 
 // Time converts back; 0 gives the zero time.
@@ -45,10 +48,20 @@ func (i Instant) Add(d time.Duration) Instant {
 	return sum
 }
 
-// Sub is the time from j to i.
-func (i Instant) Sub(j Instant) time.Duration { return time.Duration(i-j) * time.Millisecond }
+// Sub is the time from j to i; it saturates at what a Duration can hold, about 292 years.
+func (i Instant) Sub(j Instant) time.Duration {
+	const most = Instant(math.MaxInt64 / int64(time.Millisecond))
+	switch d := i - j; {
+	case i > j && (d < 0 || d > most):
+		return math.MaxInt64
+	case i < j && (d > 0 || d < -most):
+		return math.MinInt64
+	default:
+		return time.Duration(d) * time.Millisecond
+	}
+}
 
-const maxInstant = Instant(1<<63 - 1)
+const maxInstant = Instant(math.MaxInt64)
 
 // Earliest is the smallest of the given instants, leaving out none.
 func Earliest(instants ...Instant) Instant {

@@ -3,6 +3,9 @@ package run
 import (
 	"fmt"
 	"slices"
+	"strings"
+	"unicode"
+	"unicode/utf8"
 )
 
 // New is the record of a run that was just submitted: its spec and the first event folded.
@@ -91,12 +94,7 @@ func (r *Record) fold(e *Event) {
 		r.Park = e.Park
 	case EvSignaled:
 		r.Signals = append(r.Signals, *e.Signal)
-		if e.Signal.Key != "" {
-			r.SigKeys = append(r.SigKeys, e.Signal.Key)
-			if n := len(r.SigKeys); n > MaxSignals {
-				r.SigKeys = slices.Clone(r.SigKeys[n-MaxSignals:])
-			}
-		}
+		r.remember(e.Signal.Key)
 	case EvBackedOff:
 		r.endAttempt(e, OutcomeFailed)
 	case EvSucceeded:
@@ -113,8 +111,16 @@ func (r *Record) fold(e *Event) {
 			r.Stop = &Stop{Reason: e.Reason, Class: ClassCanceled, At: e.At}
 		}
 		r.Park = nil
+	case EvCompensating:
+		outcome := OutcomeFailed
+		if r.Stop != nil && r.Stop.Class == ClassCanceled {
+			outcome = OutcomeCanceled
+		}
+		r.endAttempt(e, outcome)
+		r.Park = nil
 	case EvSuspended:
 		r.endAttempt(e, OutcomeReleased)
+		r.Park = nil // the next attempt asks for it again
 	case EvScored:
 		r.Score = e.Score
 	}
@@ -153,18 +159,20 @@ func (r *Record) endAttempt(e *Event, outcome Outcome) {
 		return
 	}
 	a := r.Current()
-	a.EndedAt, a.Outcome, a.Class, a.Code = e.At, outcome, e.Class, e.Code
+	a.EndedAt, a.Outcome, a.Class, a.Code, a.Sure = e.At, outcome, e.Class, e.Code, e.Sure
 	a.Message = Clip(e.Message, 256)
 	if e.Usage != nil {
 		a.Usage = e.Usage
 		r.Usage = r.Usage.Plus(*e.Usage)
 	}
 	started := a.StartedAt != 0
-	if started && (e.Unspent || outcome == OutcomeReleased || outcome == OutcomeParked) {
-		r.Spent--
-	}
-	if outcome == OutcomeReleased || outcome == OutcomeStartFailed || e.Unspent || (outcome == OutcomeFailed && !started) {
+	returned := outcome == OutcomeReleased || outcome == OutcomeStartFailed ||
+		(outcome == OutcomeFailed && (e.Unspent || !started))
+	if returned {
 		r.Returned++
+	}
+	if started && (returned || outcome == OutcomeParked) {
+		r.Spent--
 	}
 	r.Target, r.Worker, r.Stop = "", "", nil
 }
@@ -191,26 +199,75 @@ func (r *Record) takeSignal(e *Event) {
 	}
 }
 
-// Spill moves the older part of a tail that grew past MaxTail out of the record and returns it; nil if there is
-// nothing to move. The caller stores it as a history document in the same unit as the record.
+// remember keeps a signal's key, as many of the newest as there is room for.
+func (r *Record) remember(key string) {
+	if key == "" {
+		return
+	}
+	keys := append(slices.Clone(r.SigKeys), key)
+	size := 0
+	for i := len(keys) - 1; i >= 0; i-- {
+		if size += len(keys[i]); size > MaxKeyBytes || len(keys)-i > MaxSignals {
+			keys = slices.Clone(keys[i+1:])
+			break
+		}
+	}
+	r.SigKeys = keys
+}
+
+// Spill moves the older part of a tail that grew past MaxTail events or MaxTailBytes out of the record and returns it;
+// nil if there is nothing to move. The caller stores it as a history document in the same unit as the record, before
+// the record is encoded.
 func Spill(r *Record) []Event {
-	if len(r.Tail) <= MaxTail {
+	size := 0
+	for i := range r.Tail {
+		size += r.Tail[i].weight()
+	}
+	if len(r.Tail) <= MaxTail && size <= MaxTailBytes {
 		return nil
 	}
-	keep := MaxTail / 4
-	old := slices.Clone(r.Tail[:len(r.Tail)-keep])
-	r.Tail = slices.Clone(r.Tail[len(r.Tail)-keep:])
+	// A quarter stays, so that not every further event spills.
+	keep, size := 0, 0
+	for keep < MaxTail/4 {
+		if size += r.Tail[len(r.Tail)-1-keep].weight(); size > MaxTailBytes/4 {
+			break
+		}
+		keep++
+	}
+	cut := len(r.Tail) - keep
+	old := slices.Clone(r.Tail[:cut])
+	r.Tail = slices.Clone(r.Tail[cut:])
 	return old
 }
 
-// Clip shortens text to n bytes at a character boundary and marks the cut.
+// Clip makes text fit to be kept and shown: valid UTF-8 without control characters but newlines and tabs, shortened to
+// n bytes at a character boundary with a mark where it was cut.
 func Clip(s string, n int) string {
-	if len(s) <= n {
+	const mark = "…"
+	if n < len(mark) {
+		return ""
+	}
+	cut := len(s) > 8*n // never look through all of a huge text
+	if cut {
+		s = s[:8*n]
+	}
+	if !utf8.ValidString(s) || strings.ContainsFunc(s, unprintable) {
+		s = strings.Map(func(c rune) rune {
+			if unprintable(c) {
+				return -1
+			}
+			return c
+		}, strings.ToValidUTF8(s, "\uFFFD"))
+	}
+	if len(s) <= n && !cut {
 		return s
 	}
-	cut := n - len("…")
-	for cut > 0 && s[cut]&0xC0 == 0x80 {
-		cut--
+	end := min(n-len(mark), len(s))
+	for end > 0 && end < len(s) && !utf8.RuneStart(s[end]) {
+		end--
 	}
-	return s[:cut] + "…"
+	return s[:end] + mark
 }
+
+// unprintable reports whether a character has no place in text for people.
+func unprintable(c rune) bool { return unicode.IsControl(c) && c != '\n' && c != '\t' }

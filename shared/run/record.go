@@ -1,9 +1,11 @@
 package run
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 )
 
@@ -11,15 +13,24 @@ import (
 const (
 	MaxInline      = 32 << 10 // bytes of an input or output kept in the record
 	MaxPayload     = 10 << 20 // bytes of an input or output at all
-	MaxMessage     = 2 << 10  // bytes of a message
+	MaxMessage     = 2 << 10  // bytes of a message; what is longer is cut
 	MaxDetail      = 2 << 10  // bytes of a stored decision
+	MaxName        = 256      // bytes of an id, name, code, actor, worker and the like
+	MaxKey         = 512      // bytes of an idempotency key or a trace parent
 	MaxAttempts    = 8        // attempts listed in the record; history has them all
 	MaxTail        = 48       // events kept in the record before the older ones spill
+	MaxTailBytes   = 16 << 10 // bytes of the events kept in the record before the older ones spill
 	MaxSignals     = 100      // signals that wait for a run to ask for them
-	MaxSignalBytes = 8 << 10  // bytes of signal payloads kept in the record together
+	MaxSignalBytes = 8 << 10  // bytes of the signals kept in the record together: names, keys, payloads
+	MaxKeyBytes    = 4 << 10  // bytes of the keys of signals that are remembered
 	MaxReturned    = 50       // attempts given back before a run counts as poison
 	MaxLabels      = 32
-	MaxRecord      = 64<<10 + 2*MaxInline // bytes of an encoded record
+	MaxLabelKey    = 317  // bytes: a prefix of 253, a slash, a name of 63
+	MaxLabelValue  = 63   // bytes
+	MaxUSD         = 1e9  // of one report or budget
+	MaxTokens      = 1e15 // of one report or budget
+	MaxPriority    = 100
+	MaxRecord      = 64<<10 + 2*MaxInline // bytes of an encoded record, whatever happens to a run
 )
 
 // Payload is an input, output or other value given by an outside party: inline when small, by reference otherwise.
@@ -87,16 +98,23 @@ type Usage struct {
 	USD          float64 `json:"usd,omitempty"`
 }
 
-// Plus adds usages. Token counts saturate.
+// Plus adds usages. Sums saturate.
 func (u Usage) Plus(v Usage) Usage {
-	return Usage{addClamped(u.InputTokens, v.InputTokens), addClamped(u.OutputTokens, v.OutputTokens), u.USD + v.USD}
+	return Usage{
+		addClamped(u.InputTokens, v.InputTokens), addClamped(u.OutputTokens, v.OutputTokens),
+		min(u.USD+v.USD, math.MaxFloat64),
+	}
 }
 
 func addClamped(a, b int64) int64 {
-	if sum := a + b; sum >= a == (b >= 0) {
+	switch sum := a + b; {
+	case a > 0 && b > 0 && sum < 0:
+		return math.MaxInt64
+	case a < 0 && b < 0 && sum >= 0:
+		return math.MinInt64
+	default:
 		return sum
 	}
-	return 1<<63 - 1
 }
 
 // Attempt is one try at executing a run.
@@ -108,7 +126,7 @@ type Attempt struct {
 	AssignedAt Instant `json:"as"`
 	StartedAt  Instant `json:"s,omitempty"`
 	EndedAt    Instant `json:"e,omitempty"`
-	// Outcome says how it ended: succeeded, failed, parked, released, lost, timed-out, canceled, start-failed.
+	// Outcome says how it ended, Class how it failed: a time-out or a lost worker is a class of failed.
 	Outcome Outcome `json:"o,omitempty"`
 	Class   Class   `json:"cl,omitempty"`
 	Code    string  `json:"co,omitempty"`
@@ -253,27 +271,64 @@ func (r *Record) Clone() *Record {
 
 // Encode gives the stored form of a record.
 func Encode(r *Record) ([]byte, error) {
-	body, err := json.Marshal(r)
-	if err != nil {
+	var body bytes.Buffer
+	enc := json.NewEncoder(&body)
+	enc.SetEscapeHTML(false) // it would make values of an outside party up to six times as long
+	if err := enc.Encode(r); err != nil {
 		return nil, fmt.Errorf("encode run %s: %w", r.ID, err)
 	}
-	return body, nil
+	return bytes.TrimSuffix(body.Bytes(), []byte("\n")), nil
 }
 
-// ErrTooLarge: something that an outside party gave is over a limit of the record.
-var ErrTooLarge = errors.New("over a limit")
+// Errors of what an outside party gave.
+var (
+	// ErrTooLarge: it is over a limit of the record.
+	ErrTooLarge = errors.New("over a limit")
+	// ErrInvalid: it is malformed.
+	ErrInvalid = errors.New("malformed")
+	// ErrSignalSeen: a signal with this key was delivered before.
+	ErrSignalSeen = errors.New("a signal with this key was delivered already")
+)
 
-// ErrCorrupt is wrapped by Decode and Fold when stored bytes do not make a record.
+// ErrCorrupt is wrapped by DecodeRecord, DecodeReceipt and Fold when what was stored makes no record.
 var ErrCorrupt = errors.New("stored run is corrupt")
 
-// DecodeRecord reads the stored form.
+// DecodeRecord reads the stored form. A record that it returns is coherent: every event either is refused by Decide or
+// folds.
 func DecodeRecord(body []byte) (*Record, error) {
 	r := new(Record)
 	if err := json.Unmarshal(body, r); err != nil {
 		return nil, fmt.Errorf("decode run: %w: %v", ErrCorrupt, err)
 	}
-	if r.ID == "" || !r.State.Valid() || r.Seq < 1 {
-		return nil, fmt.Errorf("decode run %q in state %q at event %d: %w", r.ID, r.State, r.Seq, ErrCorrupt)
+	if what := r.incoherent(); what != "" {
+		return nil, fmt.Errorf("decode run %q in state %q at event %d: %s: %w", Clip(r.ID, MaxName), Clip(string(r.State), 64), r.Seq, what, ErrCorrupt)
 	}
 	return r, nil
+}
+
+// incoherent says how a record contradicts itself; "" if it does not.
+func (r *Record) incoherent() string {
+	cur := r.Current()
+	holds := r.State == Assigned || r.State == Running || r.State == Canceling
+	switch {
+	case r.ID == "":
+		return "it has no id"
+	case !r.State.Valid():
+		return "there is no such state"
+	case r.Seq < 1 || r.UpdatedAt < 1:
+		return "it has no first event"
+	case r.Attempt < 0 || r.Spent < 0 || r.Returned < 0 || r.Spent > r.Attempt:
+		return fmt.Sprintf("its counts cannot be: attempt %d, spent %d, returned %d", r.Attempt, r.Spent, r.Returned)
+	case len(r.Attempts) > MaxAttempts || len(r.Signals) > MaxSignals || len(r.SigKeys) > MaxSignals:
+		return "a list is longer than it gets"
+	case cur != nil && cur.N != r.Attempt:
+		return fmt.Sprintf("attempt %d is the newest, attempt %d is listed last", r.Attempt, cur.N)
+	case r.Target != "" && (!holds || cur == nil || cur.EndedAt != 0):
+		return "it names a target for no live attempt"
+	case r.Target == "" && (r.State == Assigned || r.State == Running):
+		return "its attempt has no target"
+	case (r.State == Waiting) != (r.Park != nil):
+		return "what it waits for and its state differ"
+	}
+	return ""
 }

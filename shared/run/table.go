@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 )
 
 // Transition is a row of the table: in which states an event may happen and which state it leads to.
@@ -12,13 +11,13 @@ type Transition struct {
 	Event EventType
 	From  []State // empty for "before the first event"
 	To    State   // empty for "stays"
-	// Fenced: the event speaks for a live attempt and must carry its number.
+	// Fenced: the event speaks for a live attempt and must carry its number. Events that are not fenced may carry one,
+	// and then it is checked too.
 	Fenced bool
 	Doc    string
 }
 
 var (
-	pending   = []State{Queued, Held, Unschedulable, Backoff}
 	live      = []State{Assigned, Running}
 	open      = []State{Queued, Held, Unschedulable, Assigned, Running, Waiting, Backoff, Suspended, Canceling, Compensating}
 	stoppable = []State{Queued, Held, Unschedulable, Assigned, Running, Waiting, Backoff, Suspended}
@@ -37,12 +36,12 @@ var Table = []Transition{
 	{Event: EvReleased, From: live, To: Queued, Fenced: true, Doc: "The worker handed the run back (drain); the attempt is given back."},
 	{Event: EvParked, From: []State{Running}, To: Waiting, Fenced: true, Doc: "The attempt ended to wait for children, a gate, a timer or a signal; nothing is spent."},
 	{Event: EvWoken, From: []State{Waiting}, To: Queued, Doc: "What it waited for came, or its limit did."},
-	{Event: EvSignaled, From: []State{Queued, Held, Unschedulable, Assigned, Running, Waiting, Backoff, Suspended}, Doc: "A signal arrived and is kept until the run asks for it."},
+	{Event: EvSignaled, From: stoppable, Doc: "A signal arrived and is kept until the run asks for it."},
 	{Event: EvBackedOff, From: live, To: Backoff, Fenced: true, Doc: "The attempt failed and the policy gives another. Due: when."},
 	{Event: EvSucceeded, From: []State{Running, Waiting}, To: Succeeded, Fenced: true, Doc: "Done. Due: when the record is removed."},
 	{Event: EvFailed, From: open, To: Failed, Doc: "Over, with a reason of the closed set. Due: when the record is removed."},
 	{Event: EvCancelRequested, From: stoppable, To: Canceling, Doc: "A person or a parent ends it. Due: when a live attempt counts as dead."},
-	{Event: EvCompensating, From: open, To: Compensating, Doc: "Committed effects are being undone; reason says what follows."},
+	{Event: EvCompensating, From: open, To: Compensating, Doc: "Committed effects are being undone; a live attempt ends with it. Reason says what follows."},
 	{Event: EvCanceled, From: []State{Canceling, Compensating}, To: Canceled, Doc: "Ended on request. Due: when the record is removed."},
 	{Event: EvSuspended, From: stoppable, To: Suspended, Doc: "Stopped by a person; a live attempt is told to end and given back."},
 	{Event: EvResumed, From: []State{Suspended}, To: Queued, Doc: "Released by a person."},
@@ -71,51 +70,66 @@ type StateError struct {
 }
 
 func (e *StateError) Error() string {
-	return fmt.Sprintf("run %s is %s: it cannot be %s", e.Run, e.State, strings.ToLower(string(e.Event)))
+	return fmt.Sprintf("run %s is %s, where %s cannot happen", e.Run, e.State, e.Event)
 }
 
 func (e *StateError) Unwrap() error { return ErrState }
 
-// Decide reports whether an event may happen to a run now: nil, an error wrapping [ErrFenced], or a [*StateError]. It
-// changes nothing. A nil record is a run that does not exist yet.
+// Decide reports whether an event may happen to a run now. It changes nothing. A nil record is a run that does not
+// exist yet. The error wraps [ErrFenced] when the event speaks for an attempt that no longer holds the run, is a
+// [*StateError] when the state does not admit it, and otherwise says what is wrong with the event itself: it wraps
+// [ErrTooLarge], [ErrInvalid] or, for a signal whose key was seen, [ErrSignalSeen].
 func Decide(r *Record, e *Event) error {
 	row := byEvent[e.Type]
-	// 1. The event is known and the state admits it.
+	// 1. The event is known. It speaks for the attempt that holds the run: fencing is told before state, for that is
+	//    what a late worker must learn.
 	switch {
 	case row == nil:
-		return fmt.Errorf("event %q: %w", e.Type, ErrState)
+		return fmt.Errorf("event %q is none of the table: %w", Clip(string(e.Type), 64), ErrInvalid)
 	case r == nil && len(row.From) > 0:
-		return &StateError{State: "not submitted", Event: e.Type}
-	case r == nil:
-		return nil
-	}
-	// 2. It speaks for the attempt that holds the run. Fencing is told before state, for that is what a late worker
-	//    must learn.
-	if row.Fenced && r.needsAttempt(e.Type) && (!r.Live() || e.Attempt != r.Attempt) {
+		return &StateError{Run: "(none)", State: "not submitted", Event: e.Type}
+	case r != nil && !r.admits(row, e):
 		return fmt.Errorf("run %s: attempt %d reports %s, but %s: %w", r.ID, e.Attempt, e.Type, r.holder(), ErrFenced)
-	}
-	if !slices.Contains(row.From, r.State) {
+	case r != nil && !slices.Contains(row.From, r.State):
 		return &StateError{Run: r.ID, State: r.State, Event: e.Type}
 	}
-	// 3. Fencing numbers rise by one.
+	// 2. Fencing numbers rise by one.
 	if e.Type == EvAssigned && e.Attempt != r.Attempt+1 {
 		return fmt.Errorf("run %s: attempt %d was to be assigned after %d: %w", r.ID, e.Attempt, r.Attempt, ErrFenced)
 	}
-	if r.State == Assigned && e.Type == EvSucceeded {
-		return &StateError{Run: r.ID, State: r.State, Event: e.Type}
+	// 3. What it carries is well formed, and has room in the record.
+	if err := e.check(); err != nil {
+		return fmt.Errorf("event %s: %w", e.Type, err)
+	}
+	if e.Type == EvSignaled {
+		return r.admitSignal(e.Signal)
 	}
 	return nil
 }
 
-// needsAttempt leaves out the one fenced event that a run without attempts may meet: a workflow that succeeds while it
-// waits.
-func (r *Record) needsAttempt(t EventType) bool {
-	return !(t == EvSucceeded && r.State == Waiting)
+// admits reports whether the attempt that the event speaks for, if it speaks for one, may say this.
+func (r *Record) admits(row *Transition, e *Event) bool {
+	switch e.Type {
+	case EvAssigned: // it names the attempt that it makes
+		return true
+	case EvStarted, EvParked, EvReleased: // reports: see Holder
+		return e.Attempt != 0 && e.Attempt == r.Holder()
+	case EvSucceeded:
+		// A workflow has no attempt while it waits.
+		return e.Attempt == r.Holder() && (e.Attempt != 0 || r.Kind != KindAgent)
+	}
+	if !row.Fenced && e.Attempt == 0 {
+		return true
+	}
+	return r.Live() && e.Attempt == r.Attempt
 }
 
 func (r *Record) holder() string {
-	if !r.Live() {
+	switch {
+	case !r.Live():
 		return fmt.Sprintf("the run is %s", r.State)
+	case r.Holder() == 0:
+		return fmt.Sprintf("attempt %d was told to end (%s) and may report nothing more", r.Attempt, r.Stop.Reason)
 	}
 	return fmt.Sprintf("attempt %d holds it", r.Attempt)
 }
