@@ -264,7 +264,8 @@ func (c *check) address(path, s string) {
 	u, err := url.Parse(s)
 	switch {
 	case err != nil || !utf8.ValidString(s) || u.Host == "" || u.Scheme != "http" && u.Scheme != "https":
-		c.add(path, "%q is not an address; want http://HOST/PATH or https://HOST/PATH", clip(s))
+		// The text is not quoted: it may hold a password.
+		c.add(path, "not an address; want http://HOST/PATH or https://HOST/PATH")
 	case u.User != nil:
 		c.add(path, "the address holds credentials; leave them out and use an identity")
 	}

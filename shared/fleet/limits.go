@@ -4,11 +4,11 @@ package fleet
 const (
 	MaxNameLength = 63  // of every name: a DNS label
 	MaxTextLength = 253 // of a version, region, identity, code and the like
-	MaxPathLength = 4096
+	MaxPathLength = 4096 // of run.dir
 	MaxURLLength  = 2048
 	MaxExprLength = 4096 // of a CEL expression
 
-	MaxLabels         = 64
+	MaxLabels         = 64 // in one mapping
 	MaxLabelValue     = 63
 	MaxListLength     = 256 // of every list that has no limit of its own
 	MaxRetryRules     = 64

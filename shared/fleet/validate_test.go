@@ -257,6 +257,17 @@ func TestProblemsComeAllAtOnce(t *testing.T) {
 	}
 }
 
+func TestMessagesQuoteNoPassword(t *testing.T) {
+	for _, url := range []string{"http://user:hunter2@host/run", "http://user:hunter2@[host/run", "user:hunter2@host"} {
+		a := goodAgent()
+		a.Run = Run{URL: url}
+		problems := a.Validate()
+		if len(problems) != 1 || strings.Contains(problems[0].Message, "hunter2") {
+			t.Errorf("url %s: %v", url, problems)
+		}
+	}
+}
+
 func TestMessagesQuoteNoMoreThanALine(t *testing.T) {
 	a := goodAgent()
 	a.Meta.Labels = map[string]string{strings.Repeat("é", 5000): "", "a\x1b[2J": ""}
