@@ -2,8 +2,8 @@ package fleet
 
 // Limits of a declaration. Validate names the one that is passed.
 const (
-	MaxNameLength = 63  // of every name: a DNS label
-	MaxTextLength = 253 // of a version, region, identity, code and the like
+	MaxNameLength = 63   // of every name: a DNS label
+	MaxTextLength = 253  // of a version, region, identity, code and the like
 	MaxPathLength = 4096 // of run.dir
 	MaxURLLength  = 2048
 	MaxExprLength = 4096 // of a CEL expression
