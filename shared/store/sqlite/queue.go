@@ -1,0 +1,157 @@
+package sqlite
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/errand-run/errand/shared/store"
+	"github.com/errand-run/errand/shared/store/internal/port"
+)
+
+// What one transaction takes. The bounds are what a small commit may wait for; a batch of this size already costs a
+// hundredth of a flush per unit.
+const (
+	batchUnits = 1000
+	batchBytes = 4 << 20
+	// A call beyond either of these is large: it is written in slices, one slice beside the small calls.
+	largeUnits = 250
+	largeBytes = 256 << 10
+)
+
+// call is one Commit on its way.
+type call struct {
+	units    []store.Unit
+	outcomes []error
+	next     int           // the first unit that no transaction has taken
+	done     chan struct{} // closed when every outcome is there
+}
+
+// slice is the part of a call that one transaction takes: units[from:to].
+type slice struct {
+	*call
+	from, to int
+}
+
+// queue holds the calls that wait for the writer. Small calls go first, in order of arrival; of the large ones, one
+// after the other adds a slice to each transaction, so that neither starves the other.
+type queue struct {
+	mu           sync.Mutex
+	small, large []*call
+	closed       bool
+	wake         chan struct{} // holds one signal: something changed
+}
+
+func newQueue() *queue { return &queue{wake: make(chan struct{}, 1)} }
+
+// commit queues units and waits for their outcomes.
+func (q *queue) commit(ctx context.Context, units []store.Unit) []error {
+	if err := ctx.Err(); err != nil {
+		return port.Repeat(err, len(units))
+	}
+	if err := port.CheckUnits(len(units)); err != nil {
+		return port.Repeat(err, len(units))
+	}
+	if len(units) == 0 {
+		return nil
+	}
+	// 1. What no store could accept is refused here, beside the writer and not on it.
+	c := &call{units: units, outcomes: make([]error, len(units)), done: make(chan struct{})}
+	size := 0
+	for i := range units {
+		c.outcomes[i] = port.CheckUnit(&units[i])
+		size += bytesOf(&units[i])
+	}
+	// 2. Queue it.
+	if !q.add(c, len(units) > largeUnits || size > largeBytes) {
+		return port.Repeat(fmt.Errorf("commit: %w", store.ErrClosed), len(units))
+	}
+	// 3. Wait for it.
+	select {
+	case <-c.done:
+		return c.outcomes
+	case <-ctx.Done():
+		return port.Repeat(ctx.Err(), len(units))
+	}
+}
+
+func (q *queue) add(c *call, large bool) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.closed {
+		return false
+	}
+	if large {
+		q.large = append(q.large, c)
+	} else {
+		q.small = append(q.small, c)
+	}
+	q.signal()
+	return true
+}
+
+func (q *queue) signal() {
+	select {
+	case q.wake <- struct{}{}:
+	default:
+	}
+}
+
+// close lets no further call in.
+func (q *queue) close() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.closed = true
+	q.signal()
+}
+
+// take returns what the next transaction writes, none when nothing waits; over reports that nothing will come.
+func (q *queue) take() (batch []slice, over bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	units, bytes, n := 0, 0, 0
+	for ; n < len(q.small) && units < batchUnits && bytes < batchBytes; n++ {
+		c := q.small[n]
+		batch = append(batch, slice{c, 0, len(c.units)})
+		units += len(c.units)
+		for i := range c.units {
+			bytes += bytesOf(&c.units[i])
+		}
+	}
+	q.small = slices.Delete(q.small, 0, n)
+	if len(q.large) > 0 {
+		c := q.large[0]
+		q.large = slices.Delete(q.large, 0, 1)
+		s := c.slice()
+		batch = append(batch, s)
+		if s.to < len(c.units) {
+			q.large = append(q.large, c)
+		}
+	}
+	return batch, q.closed && len(batch) == 0
+}
+
+// idle reports whether nothing waits.
+func (q *queue) idle() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return len(q.small) == 0 && len(q.large) == 0
+}
+
+// slice takes the next units of a large call: at least one, then as many as stay within its share.
+func (c *call) slice() slice {
+	s := slice{c, c.next, c.next}
+	for bytes := 0; s.to < len(c.units) && s.to-s.from < largeUnits && (s.to == s.from || bytes < largeBytes); s.to++ {
+		bytes += bytesOf(&c.units[s.to])
+	}
+	c.next = s.to
+	return s
+}
+
+func bytesOf(u *store.Unit) (n int) {
+	for i := range u.Writes {
+		n += len(u.Writes[i].Body)
+	}
+	return n
+}
