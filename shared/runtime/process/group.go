@@ -31,7 +31,7 @@ func gone(pgid int) bool {
 // This has to poll: the system tells a parent of the end of its children, and these are not its children.
 func waitGone(pgids []int, within time.Duration) bool {
 	pgids = slices.Clone(pgids)
-	delay, patience := time.Millisecond, 100*time.Millisecond
+	delay, patience := time.Millisecond, 20*time.Millisecond
 	for end := time.Now().Add(within); ; {
 		pgids = slices.DeleteFunc(pgids, func(pgid int) bool {
 			// A dead process that nobody buries is gone for every purpose but kill's. Looking closely is expensive.
