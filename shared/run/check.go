@@ -35,12 +35,15 @@ func (s *Spec) Validate() error {
 	if len(s.Labels) > MaxLabels {
 		return fmt.Errorf("run %s: %d labels, the limit is %d: %w", s.ID, len(s.Labels), MaxLabels, ErrTooLarge)
 	}
+	size := 0
 	for _, k := range slices.Sorted(maps.Keys(s.Labels)) {
-		if err := checkText("label", k, MaxLabelKey); err != nil {
-			return fmt.Errorf("run %s: %w", s.ID, err)
+		if size += len(k) + len(s.Labels[k]); size > MaxLabelBytes {
+			return fmt.Errorf("run %s: the labels have more than %d bytes: %w", s.ID, MaxLabelBytes, ErrTooLarge)
 		}
-		if err := checkText("label "+k, s.Labels[k], MaxLabelValue); err != nil {
-			return fmt.Errorf("run %s: %w", s.ID, err)
+		for _, text := range []string{k, s.Labels[k]} {
+			if err := checkText("label", text, MaxLabelBytes); err != nil {
+				return fmt.Errorf("run %s: %w", s.ID, err)
+			}
 		}
 	}
 	if err := s.Input.check("input"); err != nil {

@@ -271,3 +271,33 @@ func Clip(s string, n int) string {
 
 // unprintable reports whether a character has no place in text for people.
 func unprintable(c rune) bool { return unicode.IsControl(c) && c != '\n' && c != '\t' }
+
+// StateAfter is the state that an event leads to, from the state before it.
+func StateAfter(before State, e EventType) State {
+	if row := byEvent[e]; row != nil && row.To != "" {
+		return row.To
+	}
+	return before
+}
+
+// AttemptsOf lists every attempt in a history, also those that the record no longer lists.
+func AttemptsOf(spec Spec, history []Event) []Attempt {
+	var all []Attempt
+	var r *Record
+	for _, e := range history {
+		if r == nil {
+			r = New(spec, e)
+		} else {
+			r.fold(&e)
+		}
+		cur := r.Current()
+		switch {
+		case cur == nil:
+		case len(all) == 0 || all[len(all)-1].N != cur.N:
+			all = append(all, *cur)
+		default:
+			all[len(all)-1] = *cur
+		}
+	}
+	return all
+}

@@ -19,16 +19,15 @@ const (
 	MaxKey         = 512      // bytes of an idempotency key or a trace parent
 	MaxAttempts    = 8        // attempts listed in the record; history has them all
 	MaxTail        = 48       // events kept in the record before the older ones spill
-	MaxTailBytes   = 16 << 10 // bytes of the events kept in the record before the older ones spill
+	MaxTailBytes   = 12 << 10 // bytes of the events kept in the record before the older ones spill
 	MaxSignals     = 100      // signals that wait for a run to ask for them
 	MaxSignalBytes = 8 << 10  // bytes of the signals kept in the record together: names, keys, payloads
 	MaxKeyBytes    = 4 << 10  // bytes of the keys of signals that are remembered
 	MaxReturned    = 50       // attempts given back before a run counts as poison
 	MaxLabels      = 32
-	MaxLabelKey    = 317  // bytes: a prefix of 253, a slash, a name of 63
-	MaxLabelValue  = 63   // bytes
-	MaxUSD         = 1e9  // of one report or budget
-	MaxTokens      = 1e15 // of one report or budget
+	MaxLabelBytes  = 4 << 10 // bytes of all keys and values of labels
+	MaxUSD         = 1e9     // of one report or budget
+	MaxTokens      = 1e15    // of one report or budget
 	MaxPriority    = 100
 	MaxRecord      = 64<<10 + 2*MaxInline // bytes of an encoded record, whatever happens to a run
 )
@@ -306,6 +305,9 @@ func DecodeRecord(body []byte) (*Record, error) {
 	return r, nil
 }
 
+// maxCount bounds the counts of a record far above what any run reaches, and below what would overflow.
+const maxCount = 1 << 40
+
 // incoherent says how a record contradicts itself; "" if it does not.
 func (r *Record) incoherent() string {
 	cur := r.Current()
@@ -315,9 +317,9 @@ func (r *Record) incoherent() string {
 		return "it has no id"
 	case !r.State.Valid():
 		return "there is no such state"
-	case r.Seq < 1 || r.UpdatedAt < 1:
-		return "it has no first event"
-	case r.Attempt < 0 || r.Spent < 0 || r.Returned < 0 || r.Spent > r.Attempt:
+	case r.Seq < 1 || r.Seq > maxCount || r.UpdatedAt < 1:
+		return "it has no first event, or too many"
+	case r.Attempt < 0 || r.Spent < 0 || r.Returned < 0 || r.Spent > r.Attempt || r.Attempt > maxCount || r.Returned > maxCount:
 		return fmt.Sprintf("its counts cannot be: attempt %d, spent %d, returned %d", r.Attempt, r.Spent, r.Returned)
 	case len(r.Attempts) > MaxAttempts || len(r.Signals) > MaxSignals || len(r.SigKeys) > MaxSignals:
 		return "a list is longer than it gets"
@@ -325,6 +327,8 @@ func (r *Record) incoherent() string {
 		return fmt.Sprintf("attempt %d is the newest, attempt %d is listed last", r.Attempt, cur.N)
 	case r.Target != "" && (!holds || cur == nil || cur.EndedAt != 0):
 		return "it names a target for no live attempt"
+	case r.Target != "" && cur.StartedAt != 0 && r.Spent == 0:
+		return "its attempt started and spent nothing"
 	case r.Target == "" && (r.State == Assigned || r.State == Running):
 		return "its attempt has no target"
 	case (r.State == Waiting) != (r.Park != nil):

@@ -164,8 +164,17 @@ type Runtime interface {
 	// Stop tells an attempt to end: ask, wait for grace, then kill. It returns at once; the end is reported through
 	// the Reporter with Ended set. Stopping what is not there does nothing.
 	Stop(ctx context.Context, runID string, n int, reason run.Reason, grace time.Duration)
+	// Ended tells that an attempt is over for the control plane, whoever said so: a runtime that still executes it ends
+	// it without a report. Ending what is not there does nothing.
+	Ended(runID string, n int)
 	// Forget ends whatever the runtime keeps warm for an agent that is gone or replaced, once it is idle.
 	Forget(agent string)
 	// Close stops everything: attempts that can are handed back (released), the rest is killed after grace.
 	Close(ctx context.Context, grace time.Duration) error
+}
+
+// Held names an attempt that a worker has taken.
+type Held struct {
+	Run string
+	N   int
 }

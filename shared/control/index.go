@@ -1,0 +1,459 @@
+package control
+
+import (
+	"hash/fnv"
+	"maps"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/errand-run/errand/shared/fleet"
+	"github.com/errand-run/errand/shared/placement"
+	"github.com/errand-run/errand/shared/queue"
+	"github.com/errand-run/errand/shared/run"
+)
+
+// index is the leader's memory: the queue, the World, what is live and when to wake. It can be rebuilt from the store
+// at any time and is guarded by Plane.mu. It holds queued, unschedulable and live runs; parked, suspended and finished
+// ones are in the store alone, but for their wake-up if that is near.
+type index struct {
+	cfg     Config
+	queue   *queue.Queue
+	world   *placement.World
+	profile *placement.Profile
+	timers  *timers // by run id; workers under workerKey
+	runs    map[string]*tracked
+	classes map[queue.Class]*class
+	parked  map[queue.Class]map[string]struct{} // unschedulable runs
+
+	agents      tallies
+	tenants     tallies
+	agentTenant map[[2]string]int // live runs
+	sessions    map[string]string // session key to the run whose turn it is
+	targets     map[string]map[string]struct{}
+
+	workers  map[string]*worker
+	boxes    map[string]*outbox // by node
+	confirms []confirm          // attempts handed over whose start is not written, oldest first
+
+	horizon      run.Instant // wake-ups up to here are in timers
+	fleetChanged bool        // what could not be placed may be placeable now
+	backlog      bool        // some queued runs are in the store only
+	left         []string    // runs that found no place in the queue's memory
+}
+
+// tracked is a run that the index holds.
+type tracked struct {
+	seq           int64
+	state         run.State
+	agent, tenant string
+	class         queue.Class
+	live          *live
+}
+
+// live is an attempt that has not ended.
+type live struct {
+	id       string
+	n        int
+	revision int64
+	agent    string
+	tenant   string
+	session  string // session key, "" for none
+	target   string
+	node     string // of the World: the target, or a worker of a polled one
+	worker   string
+	state    run.State
+	handed   run.Instant // when a worker took it; 0 until then
+	cost     int64       // charged in advance
+	started  run.Instant
+	stop     run.Reason // it was told to end
+	deadline run.Instant
+	silence  time.Duration
+	beat     run.Instant // last sign of life of the handler
+
+	steps    int // recorded so far; -1 before they were counted
+	usage    run.Usage
+	logBytes int
+	logs     int
+}
+
+// class is what runs with the same placement outcome share.
+type class struct {
+	agent   *declaration
+	tenant  string
+	session string
+	users   int
+	limit   string // what held it back in the last pass
+}
+
+type tally struct {
+	queued, live int
+	rest         int // tracked otherwise: unschedulable
+}
+
+func (t *tally) total() int {
+	if t == nil {
+		return 0
+	}
+	return t.queued + t.live + t.rest
+}
+
+// tallies count by name; a missing name reads as zero.
+type tallies map[string]*tally
+
+func (t tallies) add(name string, queued, live, rest int) {
+	c := t[name]
+	if c == nil {
+		c = new(tally)
+		t[name] = c
+	}
+	c.queued, c.live, c.rest = c.queued+queued, c.live+live, c.rest+rest
+	if c.total() == 0 {
+		delete(t, name)
+	}
+}
+
+func (t tallies) of(name string) tally {
+	if c := t[name]; c != nil {
+		return *c
+	}
+	return tally{}
+}
+
+// confirm is an attempt whose start is to be written at an instant.
+type confirm struct {
+	at run.Instant
+	id string
+	n  int
+}
+
+func newIndex(cfg Config) *index {
+	return &index{
+		cfg:         cfg,
+		queue:       queue.New(queue.Options{Ageing: cfg.Ageing, MaxEntries: cfg.MaxQueue}),
+		world:       placement.NewWorld(),
+		profile:     placement.Default(),
+		timers:      newTimers(),
+		runs:        make(map[string]*tracked),
+		classes:     make(map[queue.Class]*class),
+		parked:      make(map[queue.Class]map[string]struct{}),
+		agents:      make(tallies),
+		tenants:     make(tallies),
+		agentTenant: make(map[[2]string]int),
+		sessions:    make(map[string]string),
+		targets:     make(map[string]map[string]struct{}),
+		workers:     make(map[string]*worker),
+		boxes:       make(map[string]*outbox),
+	}
+}
+
+// declared brings an applied object into force; with Plane.mu held.
+func (ix *index) declared(p *Plane, obj fleet.Object) {
+	switch o := obj.(type) {
+	case *fleet.Target:
+		ix.world.SetNode(placement.Node{Target: o})
+		for _, w := range ix.workers {
+			if w.target == o.Name() && w.node != w.target {
+				ix.world.SetNode(w.asNode(o))
+			}
+		}
+	case *fleet.Tenant:
+		ix.queue.SetWeight(o.Name(), o.Weight)
+	}
+	ix.fleetChanged = true
+}
+
+func (ix *index) undeclared(obj fleet.Object) {
+	switch o := obj.(type) {
+	case *fleet.Target:
+		ix.world.RemoveNode(o.Name())
+	case *fleet.Tenant:
+		ix.queue.SetWeight(o.Name(), 1)
+	}
+	ix.fleetChanged = true
+}
+
+// heldBy counts the live runs of a target.
+func (ix *index) heldBy(target string) int { return len(ix.targets[target]) }
+
+// share is a tenant's part of what is dispatched and queued now, 0..1.
+func (ix *index) share(tenant string) float64 {
+	total := 0
+	for _, t := range ix.tenants {
+		total += t.live
+	}
+	if total == 0 {
+		return 0
+	}
+	return float64(ix.tenants.of(tenant).live) / float64(total)
+}
+
+// classOf is the handle of runs with equal agent revision, tenant and session.
+func classOf(agent string, revision int64, tenant, session string) queue.Class {
+	h := fnv.New64a()
+	for _, part := range []string{agent, strconv.FormatInt(revision, 10), tenant, session} {
+		_, _ = h.Write([]byte(part)) // cannot fail
+		_, _ = h.Write([]byte{0})
+	}
+	return queue.Class(h.Sum64())
+}
+
+// sessionKey names a session of an agent within a tenant; "" when the run has none.
+func sessionKey(r *run.Record) string {
+	if r.Session == "" {
+		return ""
+	}
+	return r.Tenant + "/" + r.Agent + "/" + r.Session
+}
+
+// nodeOf is the World's node that holds the record's live attempt: the worker of a polled target is a node of its own.
+func nodeOf(r *run.Record) string {
+	if cur := r.Current(); cur != nil && cur.Node != "" {
+		return cur.Node
+	}
+	return r.Target
+}
+
+// effect is what must follow a change outside the index.
+type effect struct {
+	stop   bool // tell the attempt to end
+	ended  bool // the attempt is over
+	target string
+	n      int
+	reason run.Reason
+}
+
+// set brings the index in line with a record that was just written and reports whether the loop has something to do.
+func (ix *index) set(p *Plane, r *run.Record, purged bool) (turn bool, after effect) {
+	t := ix.runs[r.ID]
+	terminal := purged || r.State.Terminal()
+	// 1. An attempt that ended gives its slot back.
+	if t != nil && t.live != nil && (terminal || !r.Live() || r.Attempt != t.live.n) {
+		after = effect{ended: true, target: t.live.target, n: t.live.n}
+		ix.release(t, r)
+		turn = true
+	}
+	// 2. What it was before is taken back.
+	if t != nil {
+		ix.forget(r.ID, t, r)
+	}
+	// 3. What it is now.
+	switch {
+	case terminal:
+	case r.State == run.Queued:
+		ix.enqueue(p, r)
+		turn = true
+	case r.State == run.Unschedulable:
+		ix.park(p, r)
+	case r.Live():
+		l := ix.hold(p, r, t)
+		if l.stop == "" && r.Stop != nil {
+			l.stop = r.Stop.Reason
+			after = effect{stop: true, target: l.target, n: l.n, reason: l.stop}
+		}
+	}
+	// 4. When to look again.
+	when := ix.wakeOf(r)
+	if purged || when > ix.horizon {
+		when = 0
+	}
+	if soonest := ix.timers.next(); when != 0 && (soonest == 0 || when < soonest) {
+		turn = true
+	}
+	ix.timers.set(r.ID, when)
+	return turn, after
+}
+
+// wakeOf is when the loop must look at a run: for a queued one the end of its time in the queue.
+func (ix *index) wakeOf(r *run.Record) run.Instant {
+	switch {
+	case r.State == run.Queued:
+		return run.Earliest(r.Due, r.Deadline)
+	case r.State == run.Running && r.Stop == nil:
+		if t := ix.runs[r.ID]; t != nil && t.live != nil && t.live.silence > 0 {
+			return run.Earliest(r.Due, r.Deadline, max(t.live.beat, r.UpdatedAt).Add(t.live.silence))
+		}
+	}
+	return r.WakeAt()
+}
+
+// forget removes what set entered before, but for a live attempt that goes on.
+func (ix *index) forget(id string, t *tracked, r *run.Record) {
+	switch {
+	case t.state == run.Queued:
+		ix.queue.Remove(id)
+		ix.count(t, -1, 0, 0)
+	case t.state == run.Unschedulable:
+		delete(ix.parked[t.class], id)
+		if len(ix.parked[t.class]) == 0 {
+			delete(ix.parked, t.class)
+		}
+		ix.count(t, 0, 0, -1)
+	case t.live != nil:
+		return
+	}
+	ix.unclass(t.class)
+	delete(ix.runs, id)
+}
+
+func (ix *index) count(t *tracked, queued, live, rest int) {
+	ix.agents.add(t.agent, queued, live, rest)
+	ix.tenants.add(t.tenant, queued, live, rest)
+	if live != 0 {
+		k := [2]string{t.agent, t.tenant}
+		if ix.agentTenant[k] += live; ix.agentTenant[k] == 0 {
+			delete(ix.agentTenant, k)
+		}
+	}
+}
+
+// track makes the entry of a run and its class.
+func (ix *index) track(p *Plane, r *run.Record) *tracked {
+	t := &tracked{seq: r.Seq, state: r.State, agent: r.Agent, tenant: r.Tenant}
+	session := sessionKey(r)
+	t.class = classOf(r.Agent, r.Revision, r.Tenant, session)
+	c := ix.classes[t.class]
+	if c == nil {
+		c = &class{tenant: r.Tenant, session: session, agent: p.knownAgent(r)}
+		ix.classes[t.class] = c
+	}
+	c.users++
+	ix.runs[r.ID] = t
+	return t
+}
+
+func (ix *index) unclass(k queue.Class) {
+	if c := ix.classes[k]; c != nil {
+		if c.users--; c.users <= 0 {
+			delete(ix.classes, k)
+		}
+	}
+}
+
+func (ix *index) enqueue(p *Plane, r *run.Record) {
+	t := ix.track(p, r)
+	c := ix.classes[t.class]
+	e := queue.Entry{
+		ID: r.ID, Tenant: r.Tenant, Class: t.class, Priority: r.Priority, QueuedAt: r.QueuedAt,
+		Slots: 1, Cost: int64(time.Second / time.Millisecond), Expires: r.Due,
+	}
+	if c.agent != nil {
+		a := c.agent.object.(*fleet.Agent)
+		e.Slots = max(a.Needs.Slots, 1)
+		e.Cost = int64(e.Slots) * p.stats.expected(a).Milliseconds()
+	}
+	if !ix.queue.Push(e) {
+		ix.backlog = true
+		ix.unclass(t.class)
+		delete(ix.runs, r.ID)
+		return
+	}
+	ix.count(t, 1, 0, 0)
+}
+
+func (ix *index) park(p *Plane, r *run.Record) {
+	t := ix.track(p, r)
+	if ix.parked[t.class] == nil {
+		ix.parked[t.class] = make(map[string]struct{})
+	}
+	ix.parked[t.class][r.ID] = struct{}{}
+	ix.count(t, 0, 0, 1)
+}
+
+// hold enters a live attempt, or updates the one that is there.
+func (ix *index) hold(p *Plane, r *run.Record, t *tracked) *live {
+	if t == nil || t.live == nil {
+		t = ix.track(p, r)
+		l := &live{
+			id: r.ID, n: r.Attempt, revision: r.Revision, agent: r.Agent, tenant: r.Tenant, session: sessionKey(r),
+			target: r.Target, node: nodeOf(r), worker: r.Worker, steps: -1,
+		}
+		if r.Attempt == 1 {
+			l.steps = 0
+		}
+		t.live = l
+		ix.count(t, 0, 1, 0)
+		if ix.targets[l.target] == nil {
+			ix.targets[l.target] = make(map[string]struct{})
+		}
+		ix.targets[l.target][r.ID] = struct{}{}
+		if l.session != "" {
+			ix.sessions[l.session] = r.ID
+		}
+		if c := ix.classes[t.class]; c.agent != nil {
+			a := c.agent.object.(*fleet.Agent)
+			l.silence = a.Timeouts.Heartbeat.Std()
+			ix.world.Assume(l.node, p.request(r, a), r.UpdatedAt.Add(p.stats.expected(a)))
+		}
+	}
+	t.state, t.seq = r.State, r.Seq
+	l := t.live
+	l.state, l.deadline = r.State, run.Earliest(r.Due, r.Deadline)
+	if r.Worker != "" {
+		l.worker = r.Worker
+	}
+	if r.State == run.Running && l.started == 0 {
+		l.started, l.beat = r.UpdatedAt, r.UpdatedAt
+		if l.handed == 0 {
+			l.handed = r.UpdatedAt
+		}
+	}
+	return l
+}
+
+// release takes a live attempt out.
+func (ix *index) release(t *tracked, r *run.Record) {
+	l := t.live
+	ix.world.Release(l.id)
+	ix.box(l.node).remove(l.id)
+	if set := ix.targets[l.target]; set != nil {
+		if delete(set, l.id); len(set) == 0 {
+			delete(ix.targets, l.target)
+		}
+	}
+	if l.session != "" && ix.sessions[l.session] == l.id {
+		delete(ix.sessions, l.session)
+	}
+	if w := ix.workers[l.worker]; w != nil {
+		delete(w.holds, l.id)
+	}
+	if l.cost > 0 && l.started != 0 {
+		ix.queue.Correct(t.tenant, int64(r.UpdatedAt.Sub(l.started)/time.Millisecond)-l.cost)
+	}
+	ix.count(t, 0, -1, 0)
+	t.live = nil
+	t.state = ""
+}
+
+// workersOf lists workers for people, by id.
+func (ix *index) workersOf(want func(*worker) bool) []WorkerStatus {
+	var all []WorkerStatus
+	for _, id := range slices.Sorted(maps.Keys(ix.workers)) {
+		if w := ix.workers[id]; want(w) {
+			all = append(all, WorkerStatus{
+				ID: w.id, Target: w.target, Agents: w.agents, Slots: w.slots, Running: len(w.holds),
+				Draining: w.draining, SeenAt: w.seen,
+			})
+		}
+	}
+	return all
+}
+
+// knownAgent is the run's agent if its declaration is in memory; nil otherwise.
+func (p *Plane) knownAgent(r *run.Record) *declaration {
+	d := p.declared
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	if kept := d.kept[revisionID(r.Agent, r.Revision)]; kept != nil {
+		return kept
+	}
+	if cur := d.current[declaredID(fleet.KindAgent, r.Agent)]; cur != nil && cur.revision == r.Revision {
+		return cur
+	}
+	return nil
+}
+
+// request is what placement is asked for a run.
+func (p *Plane) request(r *run.Record, a *fleet.Agent) *placement.Request {
+	return &placement.Request{Run: r, Agent: a, Tenant: p.tenantOf(r.Tenant)}
+}

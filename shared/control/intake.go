@@ -1,0 +1,359 @@
+package control
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/santhosh-tekuri/jsonschema/v6"
+
+	"github.com/errand-run/errand/shared/admission"
+	"github.com/errand-run/errand/shared/fleet"
+	"github.com/errand-run/errand/shared/run"
+	"github.com/errand-run/errand/shared/store"
+)
+
+// Intake stage: submissions are checked where they come in, then wait for the next pass, which commits them together
+// with their placement. A process that does not lead commits them itself and leaves the placement to the leader.
+
+// Bounds on submissions.
+const (
+	maxKey        = 200
+	maxLabelBytes = 200
+	maxAhead      = 366 * 24 * time.Hour // of notBefore and deadline
+	defaultRank   = 50
+)
+
+// arrival is a submission on its way to its first commit.
+type arrival struct {
+	rec    *run.Record
+	writes []store.Write // payloads
+	done   func(arrival, error)
+}
+
+// arrivals collects them between passes.
+type arrivals struct {
+	mu   sync.Mutex
+	list []arrival
+}
+
+// add takes all of them or, when too many wait, none.
+func (a *arrivals) add(more []arrival) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(a.list)+len(more) > maxArrivals {
+		return false
+	}
+	a.list = append(a.list, more...)
+	return true
+}
+
+func (a *arrivals) take(limit int) []arrival {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	n := min(limit, len(a.list))
+	taken := a.list[:n:n]
+	a.list = a.list[n:]
+	if len(a.list) == 0 {
+		a.list = nil
+	}
+	return taken
+}
+
+func (a *arrivals) waiting() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return len(a.list)
+}
+
+// Submit accepts runs and returns, in order, what became of each when all are durable. A key that the tenant used
+// before gives the earlier run if the request is the same, and a conflict if it is another.
+func (p *Plane) Submit(ctx context.Context, subs []Submission) []Submitted {
+	out := make([]Submitted, len(subs))
+	now := p.now()
+	// 1. Check; what is refused leaves no record.
+	var list []arrival
+	var wait sync.WaitGroup
+	queuedNow := make(map[string]int) // of this call, by tenant
+	for i := range subs {
+		a, err := p.admit(&subs[i], now, queuedNow)
+		if err != nil {
+			out[i].Err = err
+			continue
+		}
+		wait.Add(1)
+		a.done = func(x arrival, err error) {
+			defer wait.Done()
+			out[i] = p.settle(ctx, x, err)
+		}
+		list = append(list, a)
+	}
+	if len(list) == 0 {
+		return out
+	}
+	// 2. Commit: with the next pass where this process leads.
+	if p.led.Leads(p.cfg.Clock()) && p.Ready() == nil {
+		if !p.arrive.add(list) {
+			err := &Refusal{Code: CodeOverloaded, Detail: fmt.Sprintf("%d submissions wait to be written", maxArrivals), RetryAfter: time.Second}
+			for _, a := range list {
+				a.done(a, err)
+			}
+			return out
+		}
+		p.wake()
+	} else {
+		p.commitArrivals(ctx, list)
+	}
+	// 3. Wait: the pass answers every arrival, also when the loop ends.
+	wait.Wait()
+	return out
+}
+
+// commitArrivals writes submissions as queued runs, without placing them.
+func (p *Plane) commitArrivals(ctx context.Context, list []arrival) {
+	units := make([]store.Unit, len(list))
+	for i, a := range list {
+		w, err := recordWrite(a.rec, 0)
+		if err != nil {
+			w = store.Write{} // refused by the store as invalid; cannot happen with a record that was just made
+		}
+		units[i] = store.Unit{Token: p.newID(), Writes: append(slices.Clone(a.writes), w)}
+	}
+	for i, err := range p.store.Commit(ctx, units) {
+		if err == nil {
+			p.noted(list[i].rec, list[i].rec.Tail, false)
+		}
+		list[i].done(list[i], err)
+	}
+}
+
+// settle turns the outcome of an arrival's commit into an answer.
+func (p *Plane) settle(ctx context.Context, a arrival, err error) Submitted {
+	switch {
+	case err == nil:
+		return Submitted{Run: a.rec}
+	case errors.Is(err, store.ErrExists) && a.rec.Key != "":
+		earlier, err := p.Get(context.WithoutCancel(ctx), a.rec.ID)
+		if err != nil {
+			return Submitted{Err: err}
+		}
+		if earlier.Hash != a.rec.Hash {
+			return Submitted{Err: refuse(CodeConflict, "key %q was used before for another request: run %s", a.rec.Key, earlier.ID)}
+		}
+		return Submitted{Run: earlier, Existed: true}
+	}
+	var refusal *Refusal
+	if errors.As(err, &refusal) {
+		return Submitted{Err: err}
+	}
+	return Submitted{Err: fmt.Errorf("submit a run of %s: %w", a.rec.Agent, err)}
+}
+
+// admit checks a submission and makes its record.
+func (p *Plane) admit(s *Submission, now run.Instant, queuedNow map[string]int) (arrival, error) {
+	// 1. Form.
+	if s.Tenant == "" {
+		s.Tenant = fleet.DefaultTenant
+	}
+	x := p.declared.get(fleet.KindAgent, s.Agent)
+	if err := checkSubmission(s, x, now); err != nil {
+		return arrival{}, err
+	}
+	agent, tenant := x.object.(*fleet.Agent), p.tenantOf(s.Tenant)
+	if x.input != nil {
+		if faults := validate(x.input, s.Input, "input"); len(faults) > 0 {
+			return arrival{}, &Refusal{Code: CodeInvalid, Detail: fmt.Sprintf("input does not match the schema of agent %s", s.Agent), Faults: faults}
+		}
+	}
+	// 2. Admission at the door.
+	priority := defaultRank
+	if s.Priority != nil {
+		priority = *s.Priority
+	}
+	p.mu.Lock()
+	view := admission.View{TenantQueued: p.ix.tenants.of(s.Tenant).queued + queuedNow[s.Tenant], AgentQueued: p.ix.agents.of(s.Agent).queued, Paused: x.paused}
+	view.FreeSlots = p.ix.agents.of(s.Agent).queued == 0
+	p.mu.Unlock()
+	v := admission.Submit(agent, tenant, view, priority)
+	switch v.Action {
+	case admission.Shed:
+		return arrival{}, &Refusal{Code: CodeOverloaded, Detail: v.Message, RetryAfter: v.RetryAfter}
+	case admission.Refuse:
+		return arrival{}, refuse(CodeInvalid, "%s", v.Message)
+	}
+	queuedNow[s.Tenant]++
+	// 3. The record.
+	spec := run.Spec{
+		Kind: run.KindAgent, Agent: s.Agent, Version: agent.Version, Revision: x.revision, Tenant: s.Tenant,
+		Priority: priority, Labels: s.Labels, Key: s.Key, CreatedAt: now, NotBefore: run.At(s.NotBefore), Deadline: run.At(s.Deadline),
+		RetainFor: agent.Retain.Std().Milliseconds(), Session: s.Session, Trace: s.Trace, BudgetUSD: s.BudgetUSD, BudgetToken: s.Tokens,
+	}
+	if spec.Session == "" && agent.Shape == fleet.Instance {
+		spec.Session = "default"
+	}
+	p.identify(&spec, s)
+	return p.arrivalOf(spec, s.Input, agent, s.Actor, now), nil
+}
+
+// identify gives the run its id: from the key, so that a repeat meets the first, or a random one.
+func (p *Plane) identify(spec *run.Spec, s *Submission) {
+	spec.ID = p.newID()
+	if s.Key == "" {
+		return
+	}
+	sum := sha256.Sum256([]byte("key\x00" + s.Tenant + "\x00" + s.Key))
+	spec.ID = idEncoding.EncodeToString(sum[:])[:20]
+	spec.Unit = s.Key
+	spec.Hash = requestHash(s)
+}
+
+// requestHash tells a repeat of a request from another one under the same key.
+func requestHash(s *Submission) string {
+	body, err := json.Marshal(struct {
+		Agent, Tenant, Session string
+		Input                  json.RawMessage
+		Labels                 map[string]string
+		Priority               *int
+		Deadline, NotBefore    int64
+		USD                    float64
+		Tokens                 int64
+	}{s.Agent, s.Tenant, s.Session, compact(s.Input), s.Labels, s.Priority, int64(run.At(s.Deadline)), int64(run.At(s.NotBefore)), s.BudgetUSD, s.Tokens})
+	if err != nil {
+		body = s.Input // not JSON: cannot happen after the checks
+	}
+	sum := sha256.Sum256(body)
+	return hex.EncodeToString(sum[:16])
+}
+
+// compact writes JSON in one form: keys sorted, no white space.
+func compact(v json.RawMessage) json.RawMessage {
+	var x any
+	d := json.NewDecoder(strings.NewReader(string(v)))
+	d.UseNumber()
+	if d.Decode(&x) != nil {
+		return v
+	}
+	out, err := json.Marshal(x)
+	if err != nil {
+		return v
+	}
+	return out
+}
+
+// arrivalOf makes the first record of a run.
+func (p *Plane) arrivalOf(spec run.Spec, input json.RawMessage, agent *fleet.Agent, actor string, now run.Instant) arrival {
+	var a arrival
+	if len(input) == 0 {
+		input = json.RawMessage("null")
+	}
+	spec.Input, a.writes = stash(spec.ID, "in", input, run.MaxInline)
+	if agent.Timeouts.Run > 0 {
+		spec.Deadline = run.Earliest(spec.Deadline, max(now, spec.NotBefore).Add(agent.Timeouts.Run.Std()))
+	}
+	var due run.Instant
+	if agent.Timeouts.Queue > 0 {
+		due = max(now, spec.NotBefore).Add(agent.Timeouts.Queue.Std())
+	}
+	a.rec = run.New(spec, run.Event{Type: run.EvSubmitted, At: now, Actor: actor, Due: due})
+	if spec.NotBefore > now {
+		run.Evolve(a.rec, run.Event{Type: run.EvHeld, At: now, Reason: run.NotBefore, Due: spec.NotBefore})
+	}
+	return a
+}
+
+func checkSubmission(s *Submission, x *declaration, now run.Instant) error {
+	var faults []Fault
+	bad := func(where, format string, args ...any) {
+		faults = append(faults, Fault{where, fmt.Sprintf(format, args...)})
+	}
+	switch {
+	case s.Agent == "":
+		bad("agent", "name the agent that is to run")
+	case x == nil:
+		return &Refusal{Code: CodeNotFound, Detail: fmt.Sprintf("there is no agent %.80q; declare it with \"errand apply\", or see \"errand get agents\"", s.Agent)}
+	}
+	if !fleet.IsName(s.Tenant) {
+		bad("tenant", "%.80q is not a name: lower-case letters, digits and hyphens, %d at most", s.Tenant, fleet.MaxNameLength)
+	}
+	if s.Priority != nil && (*s.Priority < 0 || *s.Priority > 100) {
+		bad("priority", "got %d, want 0 to 100", *s.Priority)
+	}
+	if len(s.Input) > run.MaxPayload {
+		return refuse(CodeTooLarge, "the input has %d bytes, %d at most", len(s.Input), run.MaxPayload)
+	}
+	if len(s.Input) > 0 && !json.Valid(s.Input) {
+		bad("input", "not JSON")
+	}
+	if len(s.Key) > maxKey || strings.ToValidUTF8(s.Key, "") != s.Key {
+		bad("key", "want up to %d bytes of UTF-8 text", maxKey)
+	}
+	if s.Session != "" && (!validName(s.Session) || strings.Contains(s.Session, "/")) {
+		bad("session", "want a name without slashes")
+	}
+	if len(s.Labels) > run.MaxLabels {
+		bad("labels", "%d labels, %d at most", len(s.Labels), run.MaxLabels)
+	}
+	for _, k := range slices.Sorted(maps.Keys(s.Labels)) {
+		if k == "" || len(k) > maxLabelBytes || len(s.Labels[k]) > maxLabelBytes {
+			bad("labels", "key and value of %.40q: 1 to %d bytes", k, maxLabelBytes)
+		}
+	}
+	if at := run.At(s.Deadline); at != 0 && at <= now {
+		bad("deadline", "%s has passed", s.Deadline.UTC().Format(time.RFC3339))
+	}
+	for where, at := range map[string]time.Time{"deadline": s.Deadline, "notBefore": s.NotBefore} {
+		if run.At(at) > now.Add(maxAhead) {
+			bad(where, "more than a year ahead")
+		}
+	}
+	if !(s.BudgetUSD >= 0) || s.Tokens < 0 {
+		bad("budget", "below zero")
+	}
+	if len(faults) > 0 {
+		return &Refusal{Code: CodeInvalid, Detail: "the run was not accepted", Faults: faults}
+	}
+	return nil
+}
+
+// maxFaults bounds what a schema mismatch reports.
+const maxFaults = 20
+
+// validate reports where a value does not match its schema.
+func validate(s *jsonschema.Schema, value json.RawMessage, root string) []Fault {
+	if len(value) == 0 {
+		value = json.RawMessage("null")
+	}
+	v, err := jsonschema.UnmarshalJSON(strings.NewReader(string(value)))
+	if err != nil {
+		return []Fault{{root, "not JSON"}}
+	}
+	err = s.Validate(v)
+	var mismatch *jsonschema.ValidationError
+	if !errors.As(err, &mismatch) {
+		return nil
+	}
+	var faults []Fault
+	var walk func(e *jsonschema.ValidationError)
+	walk = func(e *jsonschema.ValidationError) {
+		if len(e.Causes) == 0 && len(faults) < maxFaults {
+			where := root
+			for _, part := range e.InstanceLocation {
+				where += "." + part
+			}
+			faults = append(faults, Fault{where, strings.TrimSpace(e.ErrorKind.LocalizedString(printer))})
+		}
+		for _, c := range e.Causes {
+			walk(c)
+		}
+	}
+	walk(mismatch)
+	return faults
+}

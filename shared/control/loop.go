@@ -1,0 +1,331 @@
+package control
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/text/language"
+	"golang.org/x/text/message"
+
+	"github.com/errand-run/errand/shared/fleet"
+	"github.com/errand-run/errand/shared/queue"
+	"github.com/errand-run/errand/shared/retry"
+	"github.com/errand-run/errand/shared/run"
+	"github.com/errand-run/errand/shared/runtime"
+	"github.com/errand-run/errand/shared/store"
+)
+
+const (
+	sharesID    = "shares"
+	sharesEvery = 5 * time.Second
+)
+
+// printer words schema errors.
+var printer = message.NewPrinter(language.English)
+
+// loop runs the stages whenever something arrived or is due, and sleeps otherwise.
+func (p *Plane) loop(ctx context.Context) {
+	defer close(p.stopped)
+	defer p.turnAway()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-p.poke:
+		case <-timer.C:
+		}
+		more := true
+		for more && ctx.Err() == nil {
+			more = p.Step(ctx, p.now())
+		}
+		timer.Reset(p.untilNext())
+	}
+}
+
+// Step runs every stage once and reports whether there is more to do at once. It is the whole control loop; the loop
+// above only decides when.
+func (p *Plane) Step(ctx context.Context, now run.Instant) (more bool) {
+	// 1. Who decides.
+	led := p.led.Leads(now.Time())
+	if err := p.led.Step(ctx, now.Time()); err != nil {
+		p.log.WarnContext(ctx, "dispatcher lease", "error", err)
+	}
+	leads := p.led.Leads(now.Time())
+	switch {
+	case !leads && led:
+		p.mu.Lock()
+		p.ix = newIndex(p.cfg)
+		p.mu.Unlock()
+	case leads && !led:
+		if err := p.takeOver(ctx, now); err != nil {
+			p.log.ErrorContext(ctx, "take over", "error", err)
+		}
+	}
+	if !leads {
+		p.commitArrivals(ctx, p.arrive.take(maxPass))
+		return p.arrive.waiting() > 0
+	}
+	// 2. What is due: timers, silent workers, starts to confirm, the next stretch of the due index.
+	p.stepHorizon(ctx, now)
+	more = p.stepDue(ctx, now)
+	p.stepConfirm(ctx, now)
+	p.reread(ctx)
+	// 3. Arrivals, queue and placement, bound in one commit.
+	bindings, again := p.stepPlace(ctx, now)
+	assigned := p.stepBind(ctx, bindings, now)
+	// 4. Delivery.
+	p.stepDeliver(ctx, assigned)
+	p.stepShares(ctx, now)
+	return more || again || p.arrive.waiting() > 0
+}
+
+// untilNext is how long nothing is due.
+func (p *Plane) untilNext() time.Duration {
+	now := p.cfg.Clock()
+	next := p.led.Next(now)
+	sooner := func(t time.Time) {
+		if !t.IsZero() && (next.IsZero() || t.Before(next)) {
+			next = t
+		}
+	}
+	p.mu.Lock()
+	sooner(p.ix.timers.next().Time())
+	if len(p.ix.confirms) > 0 {
+		sooner(p.ix.confirms[0].at.Time())
+	}
+	if p.ix.horizon != 0 {
+		sooner(p.ix.horizon.Add(-horizon / 2).Time())
+	}
+	if p.sharesDirty {
+		sooner(p.sharesAt.Add(sharesEvery))
+	}
+	p.mu.Unlock()
+	if next.IsZero() {
+		return time.Hour
+	}
+	return max(next.Sub(now), 0)
+}
+
+// turnAway answers arrivals that no pass will take any more.
+func (p *Plane) turnAway() {
+	for _, a := range p.arrive.take(maxArrivals) {
+		a.done(a, &Refusal{Code: CodeUnavailable, Detail: "the server is stopping", RetryAfter: time.Second})
+	}
+}
+
+// takeOver rebuilds the index from the store: what is live, what is due, and the shares.
+func (p *Plane) takeOver(ctx context.Context, now run.Instant) error {
+	ix := newIndex(p.cfg)
+	p.mu.Lock()
+	p.ix = ix
+	for _, x := range p.declared.list("") {
+		ix.declared(p, x.object)
+	}
+	p.mu.Unlock()
+	// 1. Shares first: nobody's spent share is forgotten in its favour.
+	doc, err := p.store.Get(ctx, store.KindMisc, sharesID)
+	switch {
+	case err == nil:
+		var s queue.Shares
+		if err := json.Unmarshal(doc.Body, &s); err == nil {
+			ix.queue.Restore(s)
+		}
+		p.sharesVersion = doc.Version
+	case !errors.Is(err, store.ErrNotFound):
+		return fmt.Errorf("read the fair shares: %w", err)
+	}
+	// 2. Live attempts, by the index of their workers.
+	var orphans []edit
+	q := store.Query{By: store.ByWorker, Limit: store.MaxPage}
+	for {
+		page, err := p.store.List(ctx, q)
+		if err != nil {
+			return fmt.Errorf("read live runs: %w", err)
+		}
+		for _, d := range page.Docs {
+			r, err := p.enter(ctx, d)
+			if err != nil {
+				return err
+			}
+			if e, ok := p.orphan(r, now); ok {
+				orphans = append(orphans, e)
+			}
+		}
+		if page.Next == "" {
+			break
+		}
+		q.After = page.Next
+	}
+	// 3. Everything that is due up to the horizon: queued runs are due since they were queued.
+	if err := p.readDue(ctx, 0, now.Add(horizon)); err != nil {
+		return err
+	}
+	// 4. Attempts whose executor died with the last server.
+	for _, o := range p.changeAll(ctx, orphans) {
+		if o.err != nil {
+			p.log.WarnContext(ctx, "take an orphaned attempt back", "error", o.err)
+		}
+	}
+	p.wake()
+	return nil
+}
+
+// enter puts a stored run into the index.
+func (p *Plane) enter(ctx context.Context, d store.Doc) (*run.Record, error) {
+	r, err := run.DecodeRecord(d.Body)
+	if err != nil {
+		return nil, fmt.Errorf("run %s: %w", d.ID, err)
+	}
+	if _, err := p.agentAt(ctx, r.Agent, r.Revision); err != nil {
+		var refusal *Refusal
+		if !errors.As(err, &refusal) {
+			return nil, err
+		}
+	}
+	p.records.put(r)
+	p.mu.Lock()
+	p.ix.set(p, r, false)
+	p.mu.Unlock()
+	return r, nil
+}
+
+// orphan is the edit for an attempt whose executor lived inside the last server: a process of a local target, which
+// that server's end has ended too. Attempts of other workers go on; their heartbeats say so.
+func (p *Plane) orphan(r *run.Record, now run.Instant) (edit, bool) {
+	t := p.targetNamed(r.Target)
+	if t != nil && (t.Runtime == fleet.RuntimePoll || t.Runtime == fleet.RuntimeCloudRun) {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if l := p.ix.runs[r.ID]; l != nil && l.live != nil {
+			if l.live.worker == "" {
+				return edit{}, false
+			}
+			if p.ix.workers[l.live.worker] == nil {
+				w := &worker{id: l.live.worker, target: r.Target, node: l.live.node, slots: 1, seen: now, holds: make(map[string]int)}
+				p.ix.workers[w.id] = w
+				p.ix.timers.set(workerKey(w.id), now.Add(p.cfg.WorkerLease))
+			}
+			p.ix.workers[l.live.worker].holds[r.ID] = r.Attempt
+			l.live.handed = max(l.live.started, now)
+		}
+		return edit{}, false
+	}
+	return edit{id: r.ID, decide: func(ctx context.Context, rec *run.Record, now run.Instant) (draft, error) {
+		var d draft
+		if !rec.Live() || rec.Attempt != r.Attempt {
+			return d, nil
+		}
+		const why = "the server that executed it ended"
+		switch {
+		case rec.State == run.Canceling:
+			d.events = append(d.events, p.ended(rec, run.Event{Type: run.EvCanceled, At: now, Attempt: rec.Attempt, Reason: rec.Reason, Class: run.ClassCanceled, Message: why, Sure: true}))
+			return d, nil
+		case rec.Stop != nil:
+			return d, p.failed(ctx, &d, rec, retry.Failure{Class: rec.Stop.Class, Message: why}, nil, true, now)
+		}
+		return d, p.released(ctx, &d, rec, why, nil, now)
+	}}, true
+}
+
+// readDue enters the runs whose wake-up lies in (from, until].
+func (p *Plane) readDue(ctx context.Context, from, until run.Instant) error {
+	p.mu.Lock()
+	p.ix.horizon = until
+	p.mu.Unlock()
+	for shard := range store.Shards {
+		wake, id := int64(from), ""
+		if from > 0 {
+			id = "\xff"
+		}
+		for {
+			docs, err := p.store.Due(ctx, uint8(shard), int64(until), wake, id, store.MaxPage)
+			if err != nil {
+				return fmt.Errorf("read what is due: %w", err)
+			}
+			for _, d := range docs {
+				wake, id = d.Index.WakeAt, d.ID
+				if known := p.records.get(d.ID); known != nil && known.Seq >= d.Version && p.knows(d.ID) {
+					continue
+				}
+				if _, err := p.enter(ctx, d); err != nil {
+					return err
+				}
+			}
+			if len(docs) < store.MaxPage {
+				break
+			}
+		}
+	}
+	return nil
+}
+
+func (p *Plane) knows(id string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	_, timed := p.ix.timers.at[id]
+	return timed || p.ix.runs[id] != nil
+}
+
+// stepHorizon reads the next stretch of wake-ups when half of the last one has passed.
+func (p *Plane) stepHorizon(ctx context.Context, now run.Instant) {
+	p.mu.Lock()
+	from := p.ix.horizon
+	p.mu.Unlock()
+	if from != 0 && from.Sub(now) > horizon/2 {
+		return
+	}
+	if err := p.readDue(ctx, from, now.Add(horizon)); err != nil {
+		p.log.WarnContext(ctx, "read what is due next", "error", err)
+		p.mu.Lock()
+		p.ix.horizon = from
+		p.mu.Unlock()
+	}
+}
+
+// stepShares keeps the fair shares, at most every five seconds and only after dispatches.
+func (p *Plane) stepShares(ctx context.Context, now run.Instant) {
+	p.mu.Lock()
+	if !p.sharesDirty || now.Time().Sub(p.sharesAt) < sharesEvery {
+		p.mu.Unlock()
+		return
+	}
+	shares := p.ix.queue.Shares()
+	p.sharesDirty, p.sharesAt = false, now.Time()
+	p.mu.Unlock()
+	body, err := json.Marshal(shares)
+	if err != nil {
+		p.log.WarnContext(ctx, "encode the fair shares", "error", err)
+		return
+	}
+	p.sharesVersion++
+	err = p.store.Commit(ctx, []store.Unit{{Token: p.newID(), Writes: []store.Write{{
+		Expect: store.AnyVersion, Doc: store.Doc{Kind: store.KindMisc, ID: sharesID, Version: p.sharesVersion, Body: body},
+	}}}})[0]
+	if err != nil && !errors.Is(err, store.ErrClosed) {
+		p.log.WarnContext(ctx, "keep the fair shares", "error", err)
+	}
+}
+
+// workerOfKey takes a worker's timer key apart.
+func workerOfKey(key string) (string, bool) { return strings.CutPrefix(key, "worker/") }
+
+func sortSteps(steps []runtime.Step) {
+	slices.SortFunc(steps, func(a, b runtime.Step) int {
+		if a.Seq != b.Seq {
+			return a.Seq - b.Seq
+		}
+		return strings.Compare(a.Name, b.Name)
+	})
+}
+
+// startFailure is a start that did not come about.
+func startFailure(why string) retry.Failure {
+	return retry.Failure{Class: run.ClassInfrastructure, Code: string(run.StartFailed), Message: why}
+}

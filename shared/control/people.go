@@ -1,0 +1,250 @@
+package control
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/errand-run/errand/shared/fleet"
+	"github.com/errand-run/errand/shared/run"
+	"github.com/errand-run/errand/shared/runtime"
+)
+
+// Doors through which people, and programs for them, act on one run.
+
+const maxGrace = time.Hour
+
+// Cancel ends a run. One that is not executing ends at once; a live attempt is told to end and has the grace for it.
+// Canceling what has ended changes nothing and returns it.
+func (p *Plane) Cancel(ctx context.Context, id string, c CancelRequest) (*run.Record, error) {
+	if c.Grace <= 0 {
+		c.Grace = p.cfg.Grace
+	}
+	if c.Grace > maxGrace {
+		return nil, refuse(CodeInvalid, "cancel run %s: grace %s, %s at most", id, c.Grace, maxGrace)
+	}
+	o := p.change(ctx, edit{id: id, decide: func(_ context.Context, r *run.Record, now run.Instant) (draft, error) {
+		if r.State.Terminal() || r.State == run.Canceling {
+			return draft{}, nil
+		}
+		asked := run.Event{Type: run.EvCancelRequested, At: now, Actor: c.Actor, Reason: run.CanceledByRequest, Message: c.Reason}
+		if r.Live() {
+			asked.Attempt, asked.Due = r.Attempt, now.Add(c.Grace+p.cfg.WorkerLease)
+			return draft{events: []run.Event{asked}}, nil
+		}
+		end := p.ended(r, run.Event{Type: run.EvCanceled, At: now, Actor: c.Actor, Reason: run.CanceledByRequest, Message: c.Reason})
+		return draft{events: []run.Event{asked, end}}, nil
+	}})
+	return o.rec, o.err
+}
+
+// Suspend stops a run until it is resumed. A live attempt is told to end and is given back. The run's deadline goes on.
+func (p *Plane) Suspend(ctx context.Context, id, actor string) (*run.Record, error) {
+	o := p.change(ctx, edit{id: id, decide: func(_ context.Context, r *run.Record, now run.Instant) (draft, error) {
+		if r.State == run.Suspended {
+			return draft{}, nil
+		}
+		e := run.Event{Type: run.EvSuspended, At: now, Actor: actor, Reason: run.SuspendedByRequest}
+		if r.Live() {
+			// Until then the attempt may be alive: resuming waits for it.
+			e.Due = now.Add(p.cfg.Grace + p.cfg.WorkerLease)
+		}
+		return draft{events: []run.Event{e}}, nil
+	}})
+	return o.rec, o.err
+}
+
+// Resume puts a suspended run back into the queue; one whose last attempt may still be alive is held until that is
+// over.
+func (p *Plane) Resume(ctx context.Context, id, actor string) (*run.Record, error) {
+	o := p.change(ctx, edit{id: id, decide: func(ctx context.Context, r *run.Record, now run.Instant) (draft, error) {
+		d := draft{events: []run.Event{{Type: run.EvResumed, At: now, Actor: actor, Due: p.queueEnd(ctx, r, now)}}}
+		if r.Due > now {
+			d.events = append(d.events, run.Event{Type: run.EvHeld, At: now, Reason: run.NotBefore, Due: r.Due, Message: "its last attempt may still be alive"})
+		}
+		return d, nil
+	}})
+	return o.rec, o.err
+}
+
+// Signal delivers a message to a run: it wakes a run that waits for that name, and is kept for one that does not yet.
+// The same key delivers once.
+func (p *Plane) Signal(ctx context.Context, id, name, key string, payload json.RawMessage, actor string) (*run.Record, error) {
+	switch {
+	case !validName(name):
+		return nil, refuse(CodeInvalid, "signal: want a name of 1 to %d bytes", runtime.MaxName)
+	case len(key) > maxKey:
+		return nil, refuse(CodeInvalid, "signal %s: key has %d bytes, %d at most", name, len(key), maxKey)
+	case len(payload) > run.MaxPayload:
+		return nil, refuse(CodeTooLarge, "signal %s: payload has %d bytes, %d at most", name, len(payload), run.MaxPayload)
+	case len(payload) > 0 && !json.Valid(payload):
+		return nil, refuse(CodeInvalid, "signal %s: payload is not JSON", name)
+	}
+	if len(payload) == 0 {
+		payload = json.RawMessage("null")
+	}
+	ref := "signal/" + p.newID()
+	o := p.change(ctx, edit{id: id, decide: func(ctx context.Context, r *run.Record, now run.Instant) (draft, error) {
+		var d draft
+		switch {
+		case key != "" && slices.Contains(r.SigKeys, key):
+			return d, nil
+		case r.State.Terminal():
+			return d, refuse(CodeState, "run %s is %s: it takes no signals any more", id, r.State)
+		case len(r.Signals) >= run.MaxSignals:
+			return d, &Refusal{Code: CodeOverloaded, Detail: fmt.Sprintf("run %s has %d signals that it did not ask for yet", id, len(r.Signals)), RetryAfter: time.Minute}
+		}
+		inline := 1 << 10
+		if used := inlineSignals(r); used+len(payload) > run.MaxSignalBytes {
+			inline = 0
+		}
+		s := run.Signal{Name: name, Key: key}
+		s.Payload, d.writes = stash(r.ID, ref, payload, inline)
+		d.events = append(d.events, run.Event{Type: run.EvSignaled, At: now, Actor: actor, Signal: &s})
+		if r.State == run.Waiting && r.Park != nil && r.Park.On == run.OnInput && r.Park.Name == name {
+			value := s
+			value.Payload = run.Payload{Inline: payload}
+			if err := p.woken(ctx, &d, r, r.Park, &value, now); err != nil {
+				return d, err
+			}
+			d.events[len(d.events)-1].Signal = &s
+		}
+		return d, nil
+	}})
+	return o.rec, stateRefusal(o.err)
+}
+
+func inlineSignals(r *run.Record) int {
+	n := 0
+	for _, s := range r.Signals {
+		n += len(s.Payload.Inline)
+	}
+	return n
+}
+
+// Score records a quality score, also of a finished run.
+func (p *Plane) Score(ctx context.Context, id string, score float64, by, comment string) (*run.Record, error) {
+	if !(score >= 0 && score <= 1) {
+		return nil, refuse(CodeInvalid, "score run %s: got %v, want 0 to 1", id, score)
+	}
+	o := p.change(ctx, edit{id: id, decide: func(_ context.Context, _ *run.Record, now run.Instant) (draft, error) {
+		return draft{events: []run.Event{{Type: run.EvScored, At: now, Actor: by, Message: comment, Score: &score}}}, nil
+	}})
+	return o.rec, o.err
+}
+
+// Retry makes a new run of a finished one. It belongs to the same unit of work, so that it meets the receipts of what
+// the first one did. input, if given, replaces the first one's.
+func (p *Plane) Retry(ctx context.Context, id string, input json.RawMessage, actor string) (*run.Record, error) {
+	old, err := p.Get(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	if !old.State.Terminal() {
+		return nil, refuse(CodeState, "run %s is %s: only a finished run can be retried; cancel it first", id, old.State)
+	}
+	x := p.declared.get(fleet.KindAgent, old.Agent)
+	if x == nil {
+		return nil, refuse(CodeNotFound, "agent %s is not declared any more", old.Agent)
+	}
+	if input == nil {
+		if input, err = p.Value(ctx, old.Input); err != nil {
+			return nil, err
+		}
+	}
+	if len(input) > run.MaxPayload {
+		return nil, refuse(CodeTooLarge, "the input has %d bytes, %d at most", len(input), run.MaxPayload)
+	}
+	if x.input != nil {
+		if faults := validate(x.input, input, "input"); len(faults) > 0 {
+			return nil, &Refusal{Code: CodeInvalid, Detail: "input does not match the schema of agent " + old.Agent, Faults: faults}
+		}
+	}
+	now := p.now()
+	agent := x.object.(*fleet.Agent)
+	spec := run.Spec{
+		ID: p.newID(), Kind: old.Kind, Agent: old.Agent, Version: agent.Version, Revision: x.revision, Tenant: old.Tenant,
+		Priority: old.Priority, Labels: old.Labels, Unit: old.WorkUnit(), CreatedAt: now, RetainFor: agent.Retain.Std().Milliseconds(),
+		RetryOf: old.ID, Session: old.Session, Trace: old.Trace, BudgetUSD: old.BudgetUSD, BudgetToken: old.BudgetToken,
+	}
+	out := p.enterArrival(ctx, p.arrivalOf(spec, input, agent, actor, now))
+	return out.Run, out.Err
+}
+
+// enterArrival commits one arrival as Submit does.
+func (p *Plane) enterArrival(ctx context.Context, a arrival) Submitted {
+	answer := make(chan Submitted, 1)
+	a.done = func(x arrival, err error) { answer <- p.settle(ctx, x, err) }
+	switch {
+	case !p.led.Leads(p.cfg.Clock()) || p.Ready() != nil:
+		p.commitArrivals(ctx, []arrival{a})
+	case !p.arrive.add([]arrival{a}):
+		return Submitted{Err: &Refusal{Code: CodeOverloaded, Detail: fmt.Sprintf("%d submissions wait to be written", maxArrivals), RetryAfter: time.Second}}
+	default:
+		p.wake()
+	}
+	return <-answer
+}
+
+// Begin registers a handler that was called directly: the run is accepted, placed and running at once.
+func (p *Plane) Begin(ctx context.Context, b Beginning) (runtime.Assignment, error) {
+	now := p.now()
+	if !validName(b.Worker) {
+		return runtime.Assignment{}, refuse(CodeInvalid, "begin: want the name of a worker, 1 to %d bytes", runtime.MaxName)
+	}
+	x := p.declared.get(fleet.KindAgent, b.Agent)
+	if b.Tenant == "" {
+		b.Tenant = fleet.DefaultTenant
+	}
+	if err := checkSubmission(&b.Submission, x, now); err != nil {
+		return runtime.Assignment{}, err
+	}
+	if x.input != nil {
+		if faults := validate(x.input, b.Input, "input"); len(faults) > 0 {
+			return runtime.Assignment{}, &Refusal{Code: CodeInvalid, Detail: "input does not match the schema of agent " + b.Agent, Faults: faults}
+		}
+	}
+	agent := x.object.(*fleet.Agent)
+	spec := run.Spec{
+		Kind: run.KindAgent, Agent: b.Agent, Version: agent.Version, Revision: x.revision, Tenant: b.Tenant, Priority: defaultRank,
+		Labels: b.Labels, Key: b.Key, CreatedAt: now, RetainFor: agent.Retain.Std().Milliseconds(), Session: b.Session, Trace: b.Trace,
+	}
+	p.identify(&spec, &b.Submission)
+	a := p.arrivalOf(spec, b.Input, agent, b.Actor, now)
+	run.Evolve(a.rec, run.Event{Type: run.EvAssigned, At: now, Attempt: 1, Target: openTarget, Worker: b.Worker, Node: openTarget + "/" + b.Worker})
+	run.Evolve(a.rec, run.Event{Type: run.EvStarted, At: now, Attempt: 1, Worker: b.Worker, Due: now.Add(p.attemptTimeout(ctx, a.rec))})
+	// It is a fact that it runs: nothing is placed, and nothing waits for a pass.
+	var out Submitted
+	a.done = func(x arrival, err error) { out = p.settle(ctx, x, err) }
+	p.mu.Lock()
+	_, err := p.register(b.Worker, "", []string{b.Agent}, 1, now)
+	p.mu.Unlock()
+	if err != nil {
+		return runtime.Assignment{}, err
+	}
+	p.commitArrivals(ctx, []arrival{a})
+	switch {
+	case out.Err != nil:
+		return runtime.Assignment{}, out.Err
+	case out.Existed:
+		return runtime.Assignment{}, refuse(CodeConflict, "key %q was begun before: run %s is %s", b.Key, out.Run.ID, out.Run.State)
+	}
+	p.mu.Lock()
+	if w := p.ix.workers[b.Worker]; w != nil {
+		w.holds[out.Run.ID] = 1
+	}
+	p.mu.Unlock()
+	return p.assignment(ctx, out.Run, agent, p.open)
+}
+
+// stateRefusal words a state error as a refusal.
+func stateRefusal(err error) error {
+	var state *run.StateError
+	if errors.As(err, &state) {
+		return refuse(CodeState, "%s", state.Error())
+	}
+	return err
+}

@@ -1,0 +1,367 @@
+package control
+
+import (
+	"context"
+	"errors"
+
+	"github.com/errand-run/errand/shared/admission"
+	"github.com/errand-run/errand/shared/fleet"
+	"github.com/errand-run/errand/shared/placement"
+	"github.com/errand-run/errand/shared/queue"
+	"github.com/errand-run/errand/shared/run"
+	"github.com/errand-run/errand/shared/store"
+)
+
+// Queue and place stages: one pass takes what arrived, walks the queue in order, and places over one World, assuming
+// each placement before the next decision. Nothing is started or written here: the outcome is a list of bindings.
+
+// binding is what a pass decided about one run.
+type binding struct {
+	id       string
+	entry    queue.Entry
+	arrival  *arrival // of a run that has no record yet
+	decision placement.Decision
+	assign   bool // else: unschedulable, or an arrival that stays queued
+	park     bool
+	locked   bool // the run's key is held
+}
+
+// stepPlace makes one pass. more says that it stopped at its limit.
+func (p *Plane) stepPlace(ctx context.Context, now run.Instant) (bindings []binding, more bool) {
+	arrived := p.arrive.take(maxPass)
+	p.unpark(ctx)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	ix := p.ix
+	// 1. Arrivals enter the fair queue like everyone else; those with a time to come are only written.
+	fresh := make(map[string]*arrival, len(arrived))
+	for i := range arrived {
+		a := &arrived[i]
+		if _, twice := fresh[a.rec.ID]; twice || ix.runs[a.rec.ID] != nil || a.rec.State != run.Queued {
+			bindings = append(bindings, binding{id: a.rec.ID, arrival: a})
+			continue
+		}
+		fresh[a.rec.ID] = a
+		ix.enqueue(p, a.rec)
+		if ix.runs[a.rec.ID] == nil { // the queue's memory is full: it waits in the store
+			bindings = append(bindings, binding{id: a.rec.ID, arrival: a})
+			delete(fresh, a.rec.ID)
+		}
+	}
+	// 2. The queue in order, until nothing more can be placed.
+	walk := ix.queue.Begin()
+	placed := 0
+	for e, ok := walk.Next(); ok; e, ok = walk.Next() {
+		if placed >= maxPass {
+			walk.Skip(e)
+			more = true
+			break
+		}
+		b, outcome := p.placeOne(walk, e, fresh, now)
+		if outcome {
+			bindings = append(bindings, b)
+			delete(fresh, e.ID)
+			placed++
+		}
+	}
+	walk.End()
+	// 3. Arrivals that were not placed are written as queued.
+	for id, a := range fresh {
+		e, _ := ix.queue.Get(id)
+		bindings = append(bindings, binding{id: id, entry: e, arrival: a})
+	}
+	return bindings, more
+}
+
+// placeOne decides about the entry at the head and reports whether something is to be written. A head that cannot be
+// placed blocks its class or tenant for this pass, never those behind it.
+func (p *Plane) placeOne(walk *queue.Pass, e queue.Entry, fresh map[string]*arrival, now run.Instant) (binding, bool) {
+	ix := p.ix
+	b := binding{id: e.ID, entry: e, arrival: fresh[e.ID]}
+	c := ix.classes[e.Class]
+	// 1. Eligible at all: the session is free, and no limit of the agent or the tenant binds.
+	if c == nil || c.agent == nil {
+		walk.Remove(e)
+		ix.left = append(ix.left, e.ID) // the agent's declaration must be read first
+		return b, false
+	}
+	agent := c.agent.object.(*fleet.Agent)
+	if c.session != "" && ix.sessions[c.session] != "" {
+		c.limit = "its session is busy with run " + ix.sessions[c.session]
+		walk.BlockClass(e.Class)
+		return b, false
+	}
+	rec := &run.Record{Spec: run.Spec{ID: e.ID, Agent: agent.Name(), Revision: c.agent.revision, Tenant: e.Tenant}}
+	v := admission.Start(agent, p.tenantOf(e.Tenant), admission.View{
+		TenantRunning: ix.tenants.of(e.Tenant).live, AgentRunning: ix.agents.of(agent.Name()).live,
+		AgentTenantRunning: ix.agentTenant[[2]string{agent.Name(), e.Tenant}], Paused: p.paused(agent.Name()),
+	}, rec, now)
+	if v.Action == admission.Hold {
+		c.limit = v.Message
+		if v.Scope == admission.ScopeTenant {
+			walk.BlockTenant(e.Tenant)
+		} else {
+			walk.BlockClass(e.Class)
+		}
+		return b, false
+	}
+	// 2. Someone is changing this very run: it comes again.
+	if b.arrival == nil {
+		if !p.busy.tryLock(e.ID) {
+			walk.Skip(e)
+			return b, false
+		}
+		b.locked = true
+	}
+	// 3. A target.
+	req := p.request(rec, agent)
+	b.decision = ix.profile.Place(ix.world, req)
+	switch b.decision.Outcome {
+	case placement.Placed:
+		b.assign = true
+		walk.Take(e)
+		ix.world.Assume(b.decision.Node, req, now.Add(p.stats.expected(agent)))
+		// The tallies count it at once, so that the next decision of this pass sees it.
+		t := ix.runs[e.ID]
+		ix.count(t, -1, 1, 0)
+		t.state = run.Assigned
+		if c.session != "" {
+			ix.sessions[c.session] = e.ID
+		}
+		c.limit = ""
+		p.sharesDirty = true
+		return b, true
+	case placement.Unschedulable:
+		b.park = true
+		walk.Remove(e)
+		return b, true
+	}
+	c.limit = b.decision.Message()
+	walk.BlockClass(e.Class)
+	if b.locked {
+		p.busy.unlock(e.ID)
+	}
+	return b, false
+}
+
+// paused reports whether the agent, as it is declared now, may not start.
+func (p *Plane) paused(agent string) bool {
+	x := p.declared.get(fleet.KindAgent, agent)
+	return x != nil && x.paused
+}
+
+// unassume takes back what a pass assumed for a run that was not written; with p.mu held.
+func (ix *index) unassume(b *binding) {
+	t := ix.runs[b.id]
+	if t == nil {
+		return
+	}
+	if b.assign && t.live == nil {
+		ix.world.Release(b.id)
+		ix.count(t, 1, -1, 0)
+		t.state = run.Queued
+		if c := ix.classes[t.class]; c != nil && c.session != "" && ix.sessions[c.session] == b.id {
+			delete(ix.sessions, c.session)
+		}
+		ix.queue.Correct(t.tenant, -b.entry.Cost)
+	}
+	ix.forget(b.id, t, nil)
+}
+
+// stepBind writes what a pass decided, in one commit, and answers arrivals. It returns the runs that are assigned now.
+func (p *Plane) stepBind(ctx context.Context, bindings []binding, now run.Instant) []*run.Record {
+	if len(bindings) == 0 {
+		return nil
+	}
+	defer func() {
+		for i := range bindings {
+			if bindings[i].locked {
+				p.busy.unlock(bindings[i].id)
+			}
+		}
+	}()
+	// 1. The records as they are.
+	var ids []string
+	for i := range bindings {
+		if bindings[i].arrival == nil {
+			ids = append(ids, bindings[i].id)
+		}
+	}
+	records, errs := p.load(ctx, ids, false)
+	// 2. The records as they will be.
+	work := make([]*pending, len(bindings))
+	units := make([]store.Unit, 0, len(bindings))
+	unitOf := make([]int, 0, len(bindings))
+	failures := make([]error, len(bindings))
+	next := 0
+	for i := range bindings {
+		b := &bindings[i]
+		pd := &pending{id: b.id}
+		if b.arrival != nil {
+			pd.rec = b.arrival.rec
+			pd.events = pd.rec.Tail
+			pd.unit.Writes = b.arrival.writes
+		} else {
+			if failures[i] = errs[next]; failures[i] == nil {
+				pd.rec = records[next]
+				pd.before = *pd.rec
+			}
+			next++
+		}
+		if failures[i] == nil {
+			failures[i] = p.bindEvents(pd, b, now)
+		}
+		if failures[i] == nil {
+			failures[i] = pd.write()
+		}
+		if failures[i] != nil {
+			continue
+		}
+		pd.unit.Token = p.newID()
+		work[i] = pd
+		units, unitOf = append(units, pd.unit), append(unitOf, i)
+	}
+	// 3. Commit before start.
+	for k, err := range p.store.Commit(ctx, units) {
+		failures[unitOf[k]] = err
+	}
+	// 4. What was written is so; what was not is taken back.
+	var assigned []*run.Record
+	for i := range bindings {
+		b := &bindings[i]
+		if failures[i] != nil {
+			p.unbind(ctx, b, failures[i])
+			continue
+		}
+		pd := work[i]
+		p.noted(pd.rec, pd.events, false)
+		if b.arrival != nil {
+			b.arrival.rec = pd.rec
+			b.arrival.done(*b.arrival, nil)
+		}
+		if b.assign {
+			assigned = append(assigned, pd.rec)
+			p.mu.Lock()
+			if t := p.ix.runs[b.id]; t != nil && t.live != nil {
+				t.live.cost = b.entry.Cost
+			}
+			p.mu.Unlock()
+		}
+	}
+	return assigned
+}
+
+// bindEvents folds what was decided.
+func (p *Plane) bindEvents(pd *pending, b *binding, now run.Instant) error {
+	switch {
+	case b.assign:
+		startBy := startByPoll
+		if t := p.targetNamed(b.decision.Target); t != nil && t.Runtime != fleet.RuntimePoll {
+			startBy = startByLocal
+		}
+		node := ""
+		if b.decision.Node != b.decision.Target {
+			node = b.decision.Node
+		}
+		return pd.fold([]run.Event{{
+			Type: run.EvAssigned, At: now, Attempt: pd.rec.Attempt + 1, Target: b.decision.Target, Worker: b.decision.Worker, Node: node,
+			Detail: b.decision.Encode(), Due: now.Add(startBy),
+		}}, now)
+	case b.park:
+		return pd.fold([]run.Event{{
+			Type: run.EvUnschedulable, At: now, Reason: run.NoEligibleTarget, Message: b.decision.Message(),
+			Detail: b.decision.Encode(), Due: now.Add(p.cfg.Flush),
+		}}, now)
+	}
+	return nil
+}
+
+// unbind handles a binding that was not written: its slot is free again and the run, if it is still in the queue, comes
+// with the next pass.
+func (p *Plane) unbind(ctx context.Context, b *binding, err error) {
+	p.mu.Lock()
+	if b.entry.ID != "" {
+		p.ix.unassume(b)
+	}
+	p.mu.Unlock()
+	p.records.drop(b.id)
+	if b.arrival != nil {
+		b.arrival.done(*b.arrival, err)
+		return
+	}
+	var state *run.StateError
+	if !errors.Is(err, store.ErrConflict) && !errors.As(err, &state) {
+		p.log.WarnContext(ctx, "write a placement", "run", b.id, "error", err)
+	}
+	// It is read again: what it is now decides where it belongs.
+	p.mu.Lock()
+	p.ix.left = append(p.ix.left, b.id)
+	p.mu.Unlock()
+}
+
+// unpark puts unschedulable runs back into the queue that a changed fleet could take: one decision per class.
+func (p *Plane) unpark(ctx context.Context) {
+	p.mu.Lock()
+	ix := p.ix
+	if !ix.fleetChanged {
+		p.mu.Unlock()
+		return
+	}
+	ix.fleetChanged = false
+	var edits []edit
+	for k, ids := range ix.parked {
+		c := ix.classes[k]
+		if c == nil || c.agent == nil {
+			continue
+		}
+		agent := c.agent.object.(*fleet.Agent)
+		req := &placement.Request{Run: &run.Record{Spec: run.Spec{Agent: agent.Name(), Revision: c.agent.revision, Tenant: c.tenant}}, Agent: agent, Tenant: p.tenantOf(c.tenant)}
+		if ix.profile.Place(ix.world, req).Outcome == placement.Unschedulable {
+			continue
+		}
+		for id := range ids {
+			edits = append(edits, edit{id: id, decide: func(ctx context.Context, rec *run.Record, now run.Instant) (draft, error) {
+				if rec.State != run.Unschedulable {
+					return draft{}, nil
+				}
+				return draft{events: []run.Event{{Type: run.EvRequeued, At: now, Due: p.queueEnd(ctx, rec, now)}}}, nil
+			}})
+		}
+	}
+	p.mu.Unlock()
+	for _, o := range p.changeAll(ctx, edits) {
+		if o.err != nil {
+			p.log.WarnContext(ctx, "wake an unschedulable run", "error", o.err)
+		}
+	}
+}
+
+// reread brings runs back into the index that it could not hold or that changed under a pass.
+func (p *Plane) reread(ctx context.Context) {
+	p.mu.Lock()
+	ids := p.ix.left
+	p.ix.left = nil
+	p.mu.Unlock()
+	for len(ids) > 0 {
+		n := min(len(ids), store.MaxPage)
+		records, errs := p.load(ctx, ids[:n], true)
+		for i, r := range records {
+			if errs[i] != nil {
+				continue
+			}
+			// The declaration that the run keeps must be in memory before the run is queued.
+			_, err := p.agentAt(ctx, r.Agent, r.Revision)
+			var refusal *Refusal
+			if errors.As(err, &refusal) && !r.State.Terminal() {
+				p.change(ctx, edit{id: r.ID, decide: func(_ context.Context, rec *run.Record, now run.Instant) (draft, error) {
+					return draft{events: []run.Event{p.ended(rec, run.Event{Type: run.EvFailed, At: now, Attempt: rec.Attempt, Reason: run.AgentDeleted, Message: refusal.Detail})}}, nil
+				}})
+				continue
+			}
+			p.mu.Lock()
+			p.ix.set(p, r, false)
+			p.mu.Unlock()
+		}
+		ids = ids[n:]
+	}
+}

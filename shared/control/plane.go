@@ -1,0 +1,259 @@
+// Package control is the control plane: the stages through which a run goes, and the doors that submit, report and ask.
+//
+// Stages never call each other. Each takes what is due, asks a pure package, and writes one batch; they meet in the
+// store. In flow order: intake, admission, queue, place (filter and score), bind, deliver, observe, retry, record.
+//
+// Two kinds of writers exist. Doors write facts about one run (a report, a cancel, a signal) by compare-and-set on that
+// run alone, see record.go. The leader, of which there is one by the dispatcher lease, decides: it owns the queue, the
+// World and the timers, all of them an index in memory that can be rebuilt from the store at any time.
+//
+// Time and randomness come in through Config. Nothing here polls: the loop sleeps until something is due or arrives.
+package control
+
+import (
+	"context"
+	"crypto/ed25519"
+	"crypto/rand"
+	"encoding/base32"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/errand-run/errand/shared/fleet"
+	"github.com/errand-run/errand/shared/run"
+	"github.com/errand-run/errand/shared/runtime"
+	"github.com/errand-run/errand/shared/store"
+)
+
+// Config is all that a Plane needs from outside. Store is required; every other field has a default.
+type Config struct {
+	Store  store.Store
+	Clock  func() time.Time
+	Random func() uint64
+	Logger *slog.Logger
+	// Runtimes start attempts, by the runtime that a target names. Polled targets need none.
+	Runtimes map[fleet.Runtime]runtime.Runtime
+	// Name is this process in the dispatcher lease and in history.
+	Name string
+	// SigningKey signs attempt tokens. Without one a key is made and kept in the store.
+	SigningKey ed25519.PrivateKey
+
+	WorkerLease time.Duration // silence after which a worker is lost; 15 s
+	BeatEvery   time.Duration // how often a worker sends its heartbeat; a third of WorkerLease
+	Grace       time.Duration // between telling an attempt to stop and killing it; 10 s
+	Ageing      time.Duration // waiting that outweighs one point of priority; 30 s
+	Flush       time.Duration // how often an unschedulable run is looked at although nothing changed; 5 min
+	// ConfirmAfter is how long a handed-over attempt may run before its start is written by itself. A shorter one is
+	// written together with its end. 100 ms.
+	ConfirmAfter time.Duration
+	MaxQueue     int // runs kept in the queue's memory; the rest stay in the store; 1,000,000
+	MaxCache     int // records kept in memory; 50,000
+}
+
+// Timings that are not policy.
+const (
+	horizon       = 10 * time.Minute // timers due later stay in the store
+	startByPoll   = 30 * time.Second // an assigned attempt that nobody fetched
+	startByLocal  = 15 * time.Minute // a local start may have to build first
+	maxPass       = 2000             // runs placed in one pass
+	maxArrivals   = 20_000           // submissions waiting for their commit
+	conflictTries = 20
+)
+
+func (c *Config) setDefaults() {
+	def := func(d *time.Duration, v time.Duration) {
+		if *d <= 0 {
+			*d = v
+		}
+	}
+	if c.Clock == nil {
+		c.Clock = time.Now
+	}
+	if c.Random == nil {
+		c.Random = randomUint64
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	if c.Name == "" {
+		c.Name = "control"
+	}
+	def(&c.WorkerLease, 15*time.Second)
+	def(&c.BeatEvery, c.WorkerLease/3)
+	def(&c.Grace, 10*time.Second)
+	def(&c.Ageing, 30*time.Second)
+	def(&c.Flush, 5*time.Minute)
+	def(&c.ConfirmAfter, 100*time.Millisecond)
+	if c.MaxQueue <= 0 {
+		c.MaxQueue = 1_000_000
+	}
+	if c.MaxCache <= 0 {
+		c.MaxCache = 50_000
+	}
+}
+
+// randomUint64 is the default source of jitter and ids.
+func randomUint64() uint64 {
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // never fails (crypto/rand)
+	return binary.LittleEndian.Uint64(b[:])
+}
+
+// Plane is a control plane over one store. Safe for concurrent use.
+type Plane struct {
+	cfg   Config
+	store store.Store
+	log   *slog.Logger
+	signs *signer
+
+	declared *declarations // what is declared, see fleet.go
+	records  *cache        // newest known records
+	busy     *keyed        // one writer of a run at a time in this process
+	watch    *watchers
+	stats    *statistics
+
+	sharesDirty   bool // guarded by mu, as is sharesAt
+	sharesAt      time.Time
+	sharesVersion int64 // the loop's own
+
+	mu  sync.Mutex // guards ix
+	ix  *index     // the leader's memory
+	led *lead
+	// open is the target of workers that name none.
+	open *fleet.Target
+
+	arrive arrivals
+	poke   chan struct{} // wakes the loop; capacity 1
+
+	stop    context.CancelFunc
+	stopped chan struct{}
+	starts  sync.WaitGroup // deliveries under way
+	startCh chan struct{}  // bounds them
+}
+
+// New makes a control plane. It reads and decides nothing before Start.
+func New(cfg Config) (*Plane, error) {
+	if cfg.Store == nil {
+		return nil, errors.New("control plane: no store given")
+	}
+	cfg.setDefaults()
+	p := &Plane{
+		cfg: cfg, store: cfg.Store, log: cfg.Logger,
+		declared: newDeclarations(),
+		records:  newCache(cfg.MaxCache),
+		busy:     newKeyed(),
+		watch:    newWatchers(),
+		stats:    newStatistics(),
+		ix:       newIndex(cfg),
+		poke:     make(chan struct{}, 1),
+		stopped:  make(chan struct{}),
+		startCh:  make(chan struct{}, 16),
+	}
+	p.led = newLead(p.store, cfg.Name)
+	p.open = &fleet.Target{Meta: fleet.Meta{Name: openTarget}, Runtime: fleet.RuntimePoll, Shapes: fleet.Shapes()}
+	p.open.SetDefaults()
+	return p, nil
+}
+
+// Start reads what is declared, takes the lead if it is free, rebuilds the index and runs the loop until Close.
+func (p *Plane) Start(ctx context.Context) error {
+	// 1. What every process needs: keys and declarations.
+	signs, err := loadSigner(ctx, p.store, p.cfg.SigningKey)
+	if err != nil {
+		return fmt.Errorf("start control plane: %w", err)
+	}
+	p.signs = signs
+	if err := p.loadDeclarations(ctx); err != nil {
+		return fmt.Errorf("start control plane: %w", err)
+	}
+	// 2. The lead and, with it, the index.
+	now := p.cfg.Clock()
+	if err := p.led.Step(ctx, now); err != nil {
+		return fmt.Errorf("start control plane: take the dispatcher lease: %w", err)
+	}
+	if p.led.Leads(now) {
+		if err := p.takeOver(ctx, p.now()); err != nil {
+			return fmt.Errorf("start control plane: rebuild the index: %w", err)
+		}
+	}
+	// 3. The loop.
+	loopCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	p.stop = cancel
+	go p.loop(loopCtx)
+	return nil
+}
+
+// Close stops deciding, waits for deliveries under way and gives up the lead. Runtimes and store are the caller's to
+// close: runtimes before the Plane, so that attempts handed back are recorded, and the store after it.
+func (p *Plane) Close(ctx context.Context) error {
+	if p.stop == nil {
+		return nil
+	}
+	p.stop()
+	select {
+	case <-p.stopped:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	p.starts.Wait()
+	p.watch.close()
+	return p.led.Resign(ctx)
+}
+
+// Ready reports why this process cannot serve now; nil when it can.
+func (p *Plane) Ready() error {
+	if p.stop == nil {
+		return errors.New("control plane has not started")
+	}
+	select {
+	case <-p.stopped:
+		return errors.New("control plane has stopped")
+	default:
+		return nil
+	}
+}
+
+// Health tells whether this process leads, and in which epoch.
+func (p *Plane) Health() (leader bool, epoch int64) {
+	return p.led.Leads(p.cfg.Clock()), p.led.Epoch()
+}
+
+func (p *Plane) now() run.Instant { return run.At(p.cfg.Clock()) }
+
+// wake makes the loop look at what is due.
+func (p *Plane) wake() {
+	select {
+	case p.poke <- struct{}{}:
+	default:
+	}
+}
+
+var idEncoding = base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadding(base32.NoPadding)
+
+// newID is an opaque id of 20 characters: 100 random bits, so that ids spread evenly over any store's key range.
+func (p *Plane) newID() string {
+	var b [16]byte
+	binary.LittleEndian.PutUint64(b[:8], p.cfg.Random())
+	binary.LittleEndian.PutUint64(b[8:], p.cfg.Random())
+	return idEncoding.EncodeToString(b[:])[:20]
+}
+
+// shardOf spreads runs over the due index by their (random or hashed) id.
+func shardOf(id string) uint8 {
+	var h uint32 = 2166136261
+	for i := range len(id) {
+		h = (h ^ uint32(id[i])) * 16777619
+	}
+	return uint8(h % store.Shards)
+}
+
+// validName reports whether s can name a step, effect, signal, session or worker.
+func validName(s string) bool {
+	return s != "" && len(s) <= runtime.MaxName && strings.ToValidUTF8(s, "") == s && !strings.ContainsAny(s, "\x00\n\r")
+}
+
+var _ runtime.Reporter = (*Plane)(nil)

@@ -1,0 +1,431 @@
+package control
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"sync"
+
+	"github.com/errand-run/errand/shared/run"
+	"github.com/errand-run/errand/shared/runtime"
+	"github.com/errand-run/errand/shared/store"
+)
+
+// Record stage: every change of a run goes through here. A change is a pure decision over the newest record; the
+// events it yields are folded, written with compare-and-set and then told to the index and to watchers.
+
+// draft is what a decision wants to happen to a run.
+type draft struct {
+	events []run.Event
+	writes []store.Write // further documents of the same unit, with events only
+	purge  bool          // delete the run and all it owns
+	result runtime.Result
+}
+
+// edit is one decision about one run. decide may be called again when another process was faster; it must not change
+// the record. A *Refusal or other error changes nothing and is the edit's outcome.
+type edit struct {
+	id     string
+	decide func(ctx context.Context, r *run.Record, now run.Instant) (draft, error)
+}
+
+// outcome of an edit.
+type outcome struct {
+	rec    *run.Record // as it is after the edit
+	result runtime.Result
+	err    error
+}
+
+// change applies one edit.
+func (p *Plane) change(ctx context.Context, e edit) outcome {
+	return p.changeAll(ctx, []edit{e})[0]
+}
+
+// changeAll applies edits, those of one run in order and in one write, all of them in one commit.
+func (p *Plane) changeAll(ctx context.Context, edits []edit) []outcome {
+	outcomes := make([]outcome, len(edits))
+	// 1. Group by run, in a fixed order of locking.
+	byRun := make(map[string][]int, len(edits))
+	for i := range edits {
+		byRun[edits[i].id] = append(byRun[edits[i].id], i)
+	}
+	ids := make([]string, 0, len(byRun))
+	for id := range byRun {
+		ids = append(ids, id)
+	}
+	slices.Sort(ids)
+	for _, id := range ids {
+		p.busy.lock(id)
+	}
+	defer func() {
+		for _, id := range ids {
+			p.busy.unlock(id)
+		}
+	}()
+	// 2. Decide and commit; whoever met a conflict reads again.
+	for try := 0; len(ids) > 0 && try < conflictTries; try++ {
+		again := p.changeRuns(ctx, ids, byRun, edits, outcomes, try > 0)
+		ids, again = again, ids
+		for _, id := range again {
+			if !slices.Contains(ids, id) {
+				p.busy.unlock(id)
+			}
+		}
+	}
+	for _, id := range ids {
+		for _, i := range byRun[id] {
+			outcomes[i].err = fmt.Errorf("change run %s: gave up after %d conflicts: %w", id, conflictTries, store.ErrConflict)
+		}
+	}
+	return outcomes
+}
+
+// pending is a run being changed.
+type pending struct {
+	id     string
+	rec    *run.Record
+	before run.Record // for the index: only scalar fields are read
+	events []run.Event
+	unit   store.Unit
+}
+
+// changeRuns tries each run once and returns those that met a conflict.
+func (p *Plane) changeRuns(ctx context.Context, ids []string, byRun map[string][]int, edits []edit, outcomes []outcome, fresh bool) (again []string) {
+	records, errs := p.load(ctx, ids, fresh)
+	now := p.now()
+	var work []*pending
+	var units []store.Unit
+	for k, id := range ids {
+		if errs[k] != nil {
+			for _, i := range byRun[id] {
+				outcomes[i].err = errs[k]
+			}
+			continue
+		}
+		pd := &pending{id: id, rec: records[k], before: *records[k]}
+		purge := false
+		for _, i := range byRun[id] {
+			d, err := edits[i].decide(ctx, pd.rec, now)
+			if err == nil {
+				err = pd.fold(d.events, now)
+			}
+			outcomes[i] = outcome{rec: pd.rec, result: d.result, err: err}
+			if err != nil {
+				continue
+			}
+			pd.unit.Writes = append(pd.unit.Writes, d.writes...)
+			purge = purge || d.purge
+		}
+		switch {
+		case purge:
+			pd.unit.Writes = append(pd.unit.Writes, store.Write{Doc: store.Doc{Kind: store.KindRun, ID: id}, Expect: pd.before.Seq, Delete: true})
+			pd.unit.Purge = []string{id}
+		case len(pd.events) > 0:
+			if err := pd.write(); err != nil {
+				for _, i := range byRun[id] {
+					outcomes[i] = outcome{err: err}
+				}
+				continue
+			}
+		default:
+			continue
+		}
+		pd.unit.Token = p.newID()
+		work, units = append(work, pd), append(units, pd.unit)
+	}
+	if len(units) == 0 {
+		return nil
+	}
+	for k, err := range p.store.Commit(ctx, units) {
+		pd := work[k]
+		switch {
+		case err == nil:
+			p.noted(pd.rec, pd.events, len(pd.unit.Purge) > 0)
+			for _, i := range byRun[pd.id] {
+				if outcomes[i].err == nil {
+					outcomes[i].rec = pd.rec
+				}
+			}
+		case errors.Is(err, store.ErrConflict) || errors.Is(err, store.ErrExists):
+			p.records.drop(pd.id)
+			again = append(again, pd.id)
+		default:
+			if errors.Is(err, store.ErrFenced) {
+				err = fmt.Errorf("run %s: %w", pd.id, run.ErrFenced)
+			}
+			p.records.drop(pd.id)
+			for _, i := range byRun[pd.id] {
+				if outcomes[i].err == nil {
+					outcomes[i].err = err
+				}
+			}
+		}
+	}
+	return again
+}
+
+// fold applies events to a copy of the record.
+func (pd *pending) fold(events []run.Event, now run.Instant) error {
+	if len(events) == 0 {
+		return nil
+	}
+	next := pd.rec.Clone()
+	written := make([]run.Event, 0, len(events))
+	for _, e := range events {
+		if e.At == 0 {
+			e.At = now
+		}
+		if err := run.Decide(next, &e); err != nil {
+			return err
+		}
+		written = append(written, run.Evolve(next, e))
+	}
+	pd.rec, pd.events = next, append(pd.events, written...)
+	return nil
+}
+
+// write makes the run's own documents.
+func (pd *pending) write() error {
+	if old := run.Spill(pd.rec); old != nil {
+		w, err := historyWrite(pd.id, old)
+		if err != nil {
+			return err
+		}
+		pd.unit.Writes = append(pd.unit.Writes, w)
+	}
+	w, err := recordWrite(pd.rec, pd.before.Seq)
+	if err != nil {
+		return err
+	}
+	pd.unit.Writes = append(pd.unit.Writes, w)
+	return nil
+}
+
+// recordWrite is the stored form of a record; expect is the version that it replaces, 0 for a new run.
+func recordWrite(r *run.Record, expect int64) (store.Write, error) {
+	body, err := run.Encode(r)
+	if err != nil {
+		return store.Write{}, err
+	}
+	node := ""
+	if r.Live() {
+		node = nodeOf(r)
+	}
+	return store.Write{Expect: expect, Doc: store.Doc{
+		Kind: store.KindRun, ID: r.ID, Version: r.Seq, Body: body,
+		Index: &store.Index{
+			Tenant: r.Tenant, Agent: r.Agent, Parent: r.Parent, Root: r.Root,
+			Worker: node, Attempt: int64(r.Holder()),
+			CreatedAt: int64(r.CreatedAt), WakeAt: int64(r.WakeAt()), Shard: shardOf(r.ID),
+		},
+	}}, nil
+}
+
+// historyID orders chunks by their first event.
+func historyID(id string, first int64) string { return fmt.Sprintf("%s/%012d", id, first) }
+
+func historyWrite(id string, events []run.Event) (store.Write, error) {
+	body, err := json.Marshal(events)
+	if err != nil {
+		return store.Write{}, fmt.Errorf("encode history of run %s: %w", id, err)
+	}
+	return store.Write{Expect: 0, Doc: store.Doc{
+		Kind: store.KindHistory, ID: historyID(id, events[0].Seq), Version: 1, Owner: id, Body: body,
+	}}, nil
+}
+
+// load reads records from the cache or the store; fresh skips the cache.
+func (p *Plane) load(ctx context.Context, ids []string, fresh bool) ([]*run.Record, []error) {
+	records, errs := make([]*run.Record, len(ids)), make([]error, len(ids))
+	var missing []string
+	var at []int
+	for i, id := range ids {
+		if !fresh {
+			records[i] = p.records.get(id)
+		}
+		if records[i] == nil {
+			missing, at = append(missing, id), append(at, i)
+		}
+	}
+	if len(missing) == 0 {
+		return records, errs
+	}
+	docs, err := p.store.GetMany(ctx, store.KindRun, missing)
+	for k, i := range at {
+		switch {
+		case err != nil:
+			errs[i] = fmt.Errorf("read run %s: %w", ids[i], err)
+		case docs[k].Version == 0:
+			errs[i] = refuse(CodeNotFound, "there is no run %s", ids[i])
+		default:
+			records[i], errs[i] = run.DecodeRecord(docs[k].Body)
+			if errs[i] == nil {
+				p.records.put(records[i])
+			}
+		}
+	}
+	return records, errs
+}
+
+// noted tells everyone in this process what was just written.
+func (p *Plane) noted(after *run.Record, events []run.Event, purged bool) {
+	if purged {
+		p.records.drop(after.ID)
+	} else {
+		p.records.put(after)
+	}
+	p.mu.Lock()
+	turn, next := p.ix.set(p, after, purged)
+	p.mu.Unlock()
+	p.follow(after.ID, next)
+	p.stats.observe(after, events)
+	p.watch.tell(Change{Run: after, Events: events})
+	if turn {
+		p.wake()
+	}
+}
+
+// follow tells the attempt's runtime what a change means for it.
+func (p *Plane) follow(id string, e effect) {
+	if !e.stop && !e.ended {
+		return
+	}
+	t := p.targetNamed(e.target)
+	if t == nil || p.cfg.Runtimes[t.Runtime] == nil {
+		return
+	}
+	rt := p.cfg.Runtimes[t.Runtime]
+	if e.stop {
+		rt.Stop(context.Background(), id, e.n, e.reason, p.cfg.Grace)
+		return
+	}
+	rt.Ended(id, e.n)
+}
+
+// stash keeps a value: inline in the record when small, else as a payload document of its own.
+func stash(owner, name string, value json.RawMessage, inline int) (run.Payload, []store.Write) {
+	payload := run.Payload{Size: len(value)}
+	if len(value) <= inline {
+		payload.Inline = value
+		return payload, nil
+	}
+	payload.Ref = owner + "/" + name
+	return payload, []store.Write{{Expect: store.AnyVersion, Doc: store.Doc{
+		Kind: store.KindPayload, ID: payload.Ref, Version: 1, Owner: owner, Body: value,
+	}}}
+}
+
+// Value returns a stored value, wherever it is. No value gives null.
+func (p *Plane) Value(ctx context.Context, v run.Payload) (json.RawMessage, error) {
+	switch {
+	case v.Empty():
+		return json.RawMessage("null"), nil
+	case v.Ref == "":
+		return v.Inline, nil
+	}
+	doc, err := p.store.Get(ctx, store.KindPayload, v.Ref)
+	if err != nil {
+		return nil, fmt.Errorf("read value %s (%d bytes): %w", v.Ref, v.Size, err)
+	}
+	return doc.Body, nil
+}
+
+// cache holds the newest known records, bounded; which record goes first does not matter for correctness.
+type cache struct {
+	mu  sync.RWMutex
+	max int
+	m   map[string]*run.Record
+}
+
+func newCache(limit int) *cache { return &cache{max: limit, m: make(map[string]*run.Record)} }
+
+func (c *cache) get(id string) *run.Record {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return c.m[id]
+}
+
+// put keeps the newer of the known and the given record.
+func (c *cache) put(r *run.Record) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if known := c.m[r.ID]; known != nil && known.Seq > r.Seq {
+		return
+	}
+	if len(c.m) >= c.max {
+		for id := range c.m { // any entry: Go starts a range over a map at random
+			delete(c.m, id)
+			break
+		}
+	}
+	c.m[r.ID] = r
+}
+
+func (c *cache) drop(id string) {
+	c.mu.Lock()
+	delete(c.m, id)
+	c.mu.Unlock()
+}
+
+// keyed is a mutex per key that costs nothing for keys that nobody holds.
+type keyed struct {
+	mu sync.Mutex
+	m  map[string]*keyLock
+}
+
+type keyLock struct {
+	sync.Mutex
+	users int
+}
+
+func newKeyed() *keyed { return &keyed{m: make(map[string]*keyLock)} }
+
+func (k *keyed) lock(id string) {
+	k.mu.Lock()
+	l := k.m[id]
+	if l == nil {
+		l = new(keyLock)
+		k.m[id] = l
+	}
+	l.users++
+	k.mu.Unlock()
+	l.Lock()
+}
+
+// tryLock takes the key if nobody has it.
+func (k *keyed) tryLock(id string) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.m[id] != nil {
+		return false
+	}
+	l := &keyLock{users: 1}
+	l.Lock()
+	k.m[id] = l
+	return true
+}
+
+func (k *keyed) unlock(id string) {
+	k.mu.Lock()
+	l := k.m[id]
+	if l.users--; l.users == 0 {
+		delete(k.m, id)
+	}
+	k.mu.Unlock()
+	l.Unlock()
+}
+
+// stepID names a step's document: one per run and name, so that a step ends once.
+func stepID(runID, name string) string { return runID + "/" + name }
+
+// stepWrite records the end of a step. It is refused with ErrExists if that step has ended before.
+func stepWrite(runID string, s runtime.Step) (store.Write, error) {
+	body, err := json.Marshal(s)
+	if err != nil {
+		return store.Write{}, fmt.Errorf("encode step %s of run %s: %w", strconv.Quote(s.Name), runID, err)
+	}
+	return store.Write{Expect: 0, Doc: store.Doc{Kind: store.KindStep, ID: stepID(runID, s.Name), Version: 1, Owner: runID, Body: body}}, nil
+}

@@ -1,0 +1,161 @@
+package control
+
+import (
+	"context"
+	"crypto/ed25519"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/golang-jwt/jwt/v5"
+
+	"github.com/errand-run/errand/shared/fleet"
+	"github.com/errand-run/errand/shared/run"
+	"github.com/errand-run/errand/shared/runtime"
+	"github.com/errand-run/errand/shared/store"
+)
+
+// ErrToken is wrapped by Verify for every token that is not good now.
+var ErrToken = errors.New("attempt token is not valid")
+
+const (
+	tokenIssuer  = "errand"
+	keyID        = "signing-key"
+	maxToken     = 4 << 10
+	maxKnown     = 20_000
+	tokenPadding = time.Minute // a token outlives its attempt by the grace and this
+)
+
+// claims of an attempt token: an EdDSA JWT that is good for one attempt of one run.
+type claims struct {
+	jwt.RegisteredClaims
+	Run    string   `json:"run"`
+	N      int      `json:"n"`
+	Epoch  int64    `json:"epo"`
+	Agent  string   `json:"agt"`
+	Tenant string   `json:"ten"`
+	Scopes []string `json:"scp,omitempty"`
+}
+
+// signer makes and checks attempt tokens. It remembers those that it made or checked, so that a busy worker costs one
+// signature per attempt and no verification.
+type signer struct {
+	key    ed25519.PrivateKey
+	parser *jwt.Parser
+
+	mu    sync.Mutex
+	known map[string]knownGrant
+}
+
+type knownGrant struct {
+	Grant
+	expires time.Time
+}
+
+// loadSigner uses the given key, or the one in the store, or makes one and keeps it there.
+func loadSigner(ctx context.Context, st store.Store, key ed25519.PrivateKey) (*signer, error) {
+	s := &signer{key: key, known: make(map[string]knownGrant), parser: jwt.NewParser(
+		jwt.WithValidMethods([]string{jwt.SigningMethodEdDSA.Alg()}), jwt.WithIssuer(tokenIssuer), jwt.WithExpirationRequired())}
+	for len(s.key) == 0 {
+		doc, err := st.Get(ctx, store.KindMisc, keyID)
+		switch {
+		case err == nil && len(doc.Body) == ed25519.SeedSize:
+			s.key = ed25519.NewKeyFromSeed(doc.Body)
+		case err == nil:
+			return nil, fmt.Errorf("signing key in the store has %d bytes, want %d", len(doc.Body), ed25519.SeedSize)
+		case !errors.Is(err, store.ErrNotFound):
+			return nil, fmt.Errorf("read the signing key: %w", err)
+		default:
+			seed := make([]byte, ed25519.SeedSize)
+			_, _ = rand.Read(seed)
+			unit := store.Unit{Token: keyID, Writes: []store.Write{{Doc: store.Doc{Kind: store.KindMisc, ID: keyID, Version: 1, Body: seed}}}}
+			if err := st.Commit(ctx, []store.Unit{unit})[0]; err != nil && !errors.Is(err, store.ErrExists) {
+				return nil, fmt.Errorf("keep a new signing key: %w", err)
+			}
+		}
+	}
+	return s, nil
+}
+
+// sign makes the token of an attempt that is good until expires.
+func (s *signer) sign(g Grant, epoch int64, now, expires time.Time) (string, error) {
+	c := claims{
+		RegisteredClaims: jwt.RegisteredClaims{
+			Issuer: tokenIssuer, Subject: runtime.AttemptID(g.Run, g.N), ExpiresAt: jwt.NewNumericDate(expires),
+		},
+		Run: g.Run, N: g.N, Epoch: epoch, Agent: g.Agent, Tenant: g.Tenant, Scopes: g.Scopes,
+	}
+	token, err := jwt.NewWithClaims(jwt.SigningMethodEdDSA, c).SignedString(s.key)
+	if err != nil {
+		return "", fmt.Errorf("sign the token of attempt %s: %w", c.Subject, err)
+	}
+	s.remember(token, knownGrant{g, expires.Truncate(time.Second)}, now)
+	return token, nil
+}
+
+// verify returns what a token allows, or an error wrapping ErrToken that does not repeat the token.
+func (s *signer) verify(token string, now time.Time) (Grant, error) {
+	s.mu.Lock()
+	k, ok := s.known[token]
+	s.mu.Unlock()
+	if ok && now.Before(k.expires) {
+		return k.Grant, nil
+	}
+	if len(token) > maxToken {
+		return Grant{}, fmt.Errorf("%w: longer than %d bytes", ErrToken, maxToken)
+	}
+	var c claims
+	_, err := s.parser.ParseWithClaims(token, &c, func(*jwt.Token) (any, error) { return s.key.Public(), nil })
+	switch {
+	case errors.Is(err, jwt.ErrTokenExpired) || (err == nil && !now.Before(c.ExpiresAt.Time)):
+		return Grant{}, fmt.Errorf("%w: it has expired", ErrToken)
+	case err != nil:
+		return Grant{}, fmt.Errorf("%w: not signed by this control plane", ErrToken)
+	case c.Run == "" || c.N < 1:
+		return Grant{}, fmt.Errorf("%w: it names no attempt", ErrToken)
+	}
+	g := Grant{Run: c.Run, N: c.N, Agent: c.Agent, Tenant: c.Tenant, Scopes: c.Scopes}
+	s.remember(token, knownGrant{g, c.ExpiresAt.Time}, now)
+	return g, nil
+}
+
+func (s *signer) remember(token string, k knownGrant, now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.known) >= maxKnown {
+		for t, old := range s.known { // Go ranges over maps in no order: a cheap random eviction
+			if delete(s.known, t); len(s.known) < maxKnown*9/10 || old.expires.Before(now) {
+				break
+			}
+		}
+	}
+	s.known[token] = k
+}
+
+// Verify returns what an attempt token allows. It does not say whether the attempt still holds its run: every report
+// is fenced for itself.
+func (p *Plane) Verify(token string) (Grant, error) { return p.signs.verify(token, p.cfg.Clock()) }
+
+// grant is what the agent's permissions allow its attempts.
+func grant(r *run.Record, a *fleet.Agent) Grant {
+	g := Grant{Run: r.ID, N: r.Attempt, Agent: r.Agent, Tenant: r.Tenant}
+	for _, e := range a.Permissions.Effects {
+		g.Scopes = append(g.Scopes, "effect:"+e)
+	}
+	for _, e := range a.Permissions.State {
+		g.Scopes = append(g.Scopes, "state:"+e)
+	}
+	for _, e := range a.Permissions.Call {
+		g.Scopes = append(g.Scopes, "call:"+e)
+	}
+	slices.Sort(g.Scopes)
+	return g
+}
+
+// tokenExpiry is when an attempt's token becomes worthless.
+func (p *Plane) tokenExpiry(deadline run.Instant) time.Time {
+	return deadline.Add(p.cfg.Grace + p.cfg.WorkerLease + tokenPadding).Time()
+}

@@ -1,0 +1,391 @@
+package control
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/errand-run/errand/shared/fleet"
+	"github.com/errand-run/errand/shared/placement"
+	"github.com/errand-run/errand/shared/run"
+	"github.com/errand-run/errand/shared/runtime"
+)
+
+// Bounds on what workers may ask.
+const (
+	maxWorkers   = 10_000
+	maxSlots     = 1000
+	maxAgentsOf  = 200
+	maxLeaseWait = 30 * time.Second
+)
+
+// openTarget is the target of workers that name none: any program that connects can take runs there.
+const openTarget = "workers"
+
+// worker is a process that pulls leases.
+type worker struct {
+	id       string
+	target   string
+	node     string // the World's node whose attempts it takes: its own, or that of a local target
+	agents   []string
+	slots    int
+	draining bool
+	seen     run.Instant
+	holds    map[string]int // runs handed to it, with the attempt's number
+}
+
+func workerKey(id string) string { return "worker/" + id }
+
+// outbox is what is assigned to a node and waits to be fetched, and who waits to fetch it.
+type outbox struct {
+	ready []string // runs, oldest first
+	polls []*poll
+}
+
+type poll struct {
+	agents []string
+	wake   chan struct{} // closed once
+}
+
+func (ix *index) box(node string) *outbox {
+	b := ix.boxes[node]
+	if b == nil {
+		b = new(outbox)
+		ix.boxes[node] = b
+	}
+	return b
+}
+
+func (b *outbox) remove(id string) {
+	if i := slices.Index(b.ready, id); i >= 0 {
+		b.ready = slices.Delete(b.ready, i, i+1)
+	}
+}
+
+// asNode is the worker as a place of its own: it has its target's properties and its own slots.
+func (w *worker) asNode(t *fleet.Target) placement.Node {
+	agents := make(map[string]bool, len(w.agents))
+	for _, a := range w.agents {
+		agents[a] = true
+	}
+	return placement.Node{Target: t, Worker: w.id, Agents: agents, Slots: w.slots, Draining: w.draining}
+}
+
+// targetNamed is a declared target, or the one of workers that name none; nil if there is no such target.
+func (p *Plane) targetNamed(name string) *fleet.Target {
+	if x := p.declared.get(fleet.KindTarget, name); x != nil {
+		return x.object.(*fleet.Target)
+	}
+	if name == openTarget {
+		return p.open
+	}
+	return nil
+}
+
+// Lease hands a worker up to Max runs that are assigned to it, waiting up to Wait for the first. It registers the
+// worker, which makes its slots a place where runs can go.
+func (p *Plane) Lease(ctx context.Context, req LeaseRequest) (LeaseResponse, error) {
+	resp := LeaseResponse{BeatEvery: p.cfg.BeatEvery}
+	if err := p.checkWorker(&req); err != nil {
+		return resp, err
+	}
+	deadline := time.Now().Add(min(req.Wait, maxLeaseWait)) // of a connection, not of a run: the real clock
+	for {
+		// 1. Take what is there.
+		now := p.now()
+		p.mu.Lock()
+		w, err := p.register(req.Worker, req.Target, req.Agents, req.Slots, now)
+		if err != nil {
+			p.mu.Unlock()
+			return resp, err
+		}
+		resp.Drain = w.draining
+		taken := p.take(w, req.Agents, req.Max, now)
+		var wait *poll
+		if len(taken) == 0 && !w.draining && time.Now().Before(deadline) {
+			wait = &poll{agents: req.Agents, wake: make(chan struct{})}
+			b := p.ix.box(w.node)
+			b.polls = append(b.polls, wait)
+		}
+		turn := p.ix.fleetChanged
+		p.mu.Unlock()
+		if turn || len(taken) > 0 {
+			p.wake()
+		}
+		if len(taken) > 0 {
+			leases, err := p.assignments(ctx, taken)
+			resp.Leases = leases
+			return resp, err
+		}
+		if wait == nil {
+			return resp, nil
+		}
+		// 2. Or wait for it.
+		timer := time.NewTimer(time.Until(deadline))
+		select {
+		case <-wait.wake:
+		case <-timer.C:
+		case <-ctx.Done():
+		case <-p.stopped:
+		}
+		timer.Stop()
+		p.mu.Lock()
+		b := p.ix.box(w.node)
+		b.polls = slices.DeleteFunc(b.polls, func(x *poll) bool { return x == wait })
+		p.mu.Unlock()
+		if ctx.Err() != nil || p.Ready() != nil {
+			return resp, nil
+		}
+	}
+}
+
+func (p *Plane) checkWorker(req *LeaseRequest) error {
+	if req.Slots == 0 {
+		req.Slots = req.Max
+	}
+	var faults []Fault
+	bad := func(where, format string, args ...any) {
+		faults = append(faults, Fault{where, fmt.Sprintf(format, args...)})
+	}
+	if !validName(req.Worker) {
+		bad("worker", "want a name of 1 to %d bytes that is unique to the process", runtime.MaxName)
+	}
+	if len(req.Agents) == 0 || len(req.Agents) > maxAgentsOf {
+		bad("agents", "want 1 to %d names of agents that the worker serves", maxAgentsOf)
+	}
+	if req.Max < 1 || req.Max > maxSlots {
+		bad("max", "got %d, want 1 to %d", req.Max, maxSlots)
+	}
+	if req.Slots < 1 || req.Slots > maxSlots {
+		bad("slots", "got %d, want 1 to %d", req.Slots, maxSlots)
+	}
+	if req.Wait < 0 {
+		bad("wait", "got %s, want 0s to %s", req.Wait, maxLeaseWait)
+	}
+	if len(faults) > 0 {
+		return &Refusal{Code: CodeInvalid, Detail: "the lease request is not valid", Faults: faults}
+	}
+	return nil
+}
+
+// register enters a worker or its sign of life; with p.mu held.
+func (p *Plane) register(id, target string, agents []string, slots int, now run.Instant) (*worker, error) {
+	ix := p.ix
+	if target == "" {
+		target = openTarget
+	}
+	w := ix.workers[id]
+	if w != nil && w.target == target && w.slots == slots && slices.Equal(w.agents, agents) {
+		w.seen = now
+		return w, nil
+	}
+	// 1. Where it belongs.
+	t := p.targetNamed(target)
+	if t == nil {
+		return nil, refuse(CodeNotFound, "worker %s: there is no target %s; declare it with runtime: poll, or name none", id, target)
+	}
+	if t.Runtime != fleet.RuntimePoll && t.Runtime != fleet.RuntimeLocal {
+		return nil, refuse(CodeInvalid, "worker %s: target %s has runtime %s, whose runs are not pulled", id, target, t.Runtime)
+	}
+	if w == nil && len(ix.workers) >= maxWorkers {
+		return nil, &Refusal{Code: CodeOverloaded, Detail: fmt.Sprintf("%d workers are connected already", maxWorkers), RetryAfter: p.cfg.WorkerLease}
+	}
+	// 2. A worker of a local target takes that target's runs; any other is a place of its own.
+	if w == nil {
+		w = &worker{id: id, holds: make(map[string]int)}
+		ix.workers[id] = w
+		ix.timers.set(workerKey(id), now.Add(p.cfg.WorkerLease))
+	}
+	w.target, w.agents, w.slots, w.seen = target, slices.Clone(agents), slots, now
+	w.node = target
+	if t.Runtime == fleet.RuntimePoll {
+		w.node = placement.NodeName(target, id)
+		ix.world.SetNode(w.asNode(t))
+		ix.fleetChanged = true
+	}
+	return w, nil
+}
+
+// take hands over what waits for the worker; with p.mu held.
+func (p *Plane) take(w *worker, agents []string, limit int, now run.Instant) []string {
+	b := p.ix.box(w.node)
+	var taken []string
+	kept := b.ready[:0]
+	for _, id := range b.ready {
+		t := p.ix.runs[id]
+		switch {
+		case t == nil || t.live == nil:
+		case len(taken) < limit && slices.Contains(agents, t.agent):
+			t.live.handed, t.live.worker = now, w.id
+			w.holds[id] = t.live.n
+			p.ix.confirms = append(p.ix.confirms, confirm{now.Add(p.cfg.ConfirmAfter), id, t.live.n})
+			taken = append(taken, id)
+		default:
+			kept = append(kept, id)
+		}
+	}
+	clear(b.ready[len(kept):])
+	b.ready = kept
+	return taken
+}
+
+// offer puts assigned runs where their workers fetch them and wakes those that wait; with p.mu held.
+func (ix *index) offer(node string, ids []string) {
+	b := ix.box(node)
+	b.ready = append(b.ready, ids...)
+	// Wake one poll per run at most: each takes as many as it has slots for, and one that finds nothing waits again.
+	need := len(ids)
+	kept := b.polls[:0]
+	for _, x := range b.polls {
+		if need > 0 && ix.serves(x.agents, b.ready) {
+			close(x.wake)
+			need--
+			continue
+		}
+		kept = append(kept, x)
+	}
+	clear(b.polls[len(kept):])
+	b.polls = kept
+}
+
+func (ix *index) serves(agents, ids []string) bool {
+	for _, id := range ids {
+		if t := ix.runs[id]; t != nil && slices.Contains(agents, t.agent) {
+			return true
+		}
+	}
+	return false
+}
+
+// Beat is a worker's sign of life. It answers what each of its attempts must know; one that is not in the answer is no
+// longer the worker's and must be stopped.
+func (p *Plane) Beat(ctx context.Context, b WorkerBeat) (WorkerStanding, error) {
+	var standing WorkerStanding
+	req := LeaseRequest{Worker: b.Worker, Target: b.Target, Agents: b.Agents, Slots: b.Slots, Max: 1}
+	if err := p.checkWorker(&req); err != nil {
+		return standing, err
+	}
+	if len(b.Attempts) > maxSlots {
+		return standing, refuse(CodeTooLarge, "worker %s: %d attempts, %d at most", b.Worker, len(b.Attempts), maxSlots)
+	}
+	if err := p.saveSessions(ctx, b.Sessions); err != nil {
+		return standing, err
+	}
+	now := p.now()
+	p.mu.Lock()
+	w, err := p.register(b.Worker, b.Target, b.Agents, b.Slots, now)
+	if err != nil {
+		p.mu.Unlock()
+		return standing, err
+	}
+	// 1. Draining: no more runs come here.
+	if w.draining != b.Draining {
+		w.draining = b.Draining
+		if t := p.targetNamed(w.target); t != nil && w.node != w.target {
+			p.ix.world.SetNode(w.asNode(t))
+		}
+	}
+	standing.Drain = w.draining
+	// 2. What it holds: adopted if this process did not know (it has restarted), answered if it is so.
+	named := make(map[string]bool, len(b.Attempts))
+	for _, attempt := range b.Attempts {
+		id, n, err := runtime.ParseAttemptID(attempt)
+		if err != nil {
+			continue
+		}
+		named[id] = true
+		t := p.ix.runs[id]
+		if t == nil || t.live == nil || t.live.n != n || (t.live.node != w.node) {
+			continue
+		}
+		l := t.live
+		if l.worker != "" && l.worker != w.id {
+			continue
+		}
+		l.worker = w.id
+		if l.handed == 0 {
+			l.handed = now
+			p.ix.box(l.node).remove(id)
+			p.ix.confirms = append(p.ix.confirms, confirm{now, id, n})
+		}
+		w.holds[id] = n
+		standing.Attempts = append(standing.Attempts, AttemptStanding{
+			ID: attempt, Deadline: l.deadline, Cancel: l.stop != "", CancelReason: l.stop,
+		})
+	}
+	// 3. What it should hold and does not name: the lease never reached it, or it dropped the attempt.
+	var dropped []edit
+	for id, n := range w.holds {
+		t := p.ix.runs[id]
+		if named[id] || t == nil || t.live == nil || t.live.n != n || now.Sub(t.live.handed) < 2*p.cfg.BeatEvery {
+			continue
+		}
+		dropped = append(dropped, p.lost(id, n, "its worker no longer has it", true))
+	}
+	p.mu.Unlock()
+	p.wake()
+	for _, o := range p.changeAll(ctx, dropped) {
+		if o.err != nil {
+			p.log.WarnContext(ctx, "take a dropped attempt back", "worker", b.Worker, "error", o.err)
+		}
+	}
+	return standing, nil
+}
+
+// Held lists the attempts that a worker has taken, for the runtime that started it.
+func (p *Plane) Held(workerID string) []runtime.Held {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	w := p.ix.workers[workerID]
+	if w == nil {
+		return nil
+	}
+	held := make([]runtime.Held, 0, len(w.holds))
+	for id, n := range w.holds {
+		held = append(held, runtime.Held{Run: id, N: n})
+	}
+	slices.SortFunc(held, func(a, b runtime.Held) int { return strings.Compare(a.Run, b.Run) })
+	return held
+}
+
+// workerDue looks at a worker whose lease may have ended and returns what it lost; with p.mu held.
+func (p *Plane) workerDue(id string, now run.Instant) []edit {
+	w := p.ix.workers[id]
+	if w == nil {
+		return nil
+	}
+	if ends := w.seen.Add(p.cfg.WorkerLease); ends > now {
+		p.ix.timers.set(workerKey(id), ends)
+		return nil
+	}
+	delete(p.ix.workers, id)
+	if w.node != w.target {
+		p.ix.world.RemoveNode(w.node)
+		delete(p.ix.boxes, w.node)
+	}
+	// All that is on its node, fetched or not; of a local target only what it fetched.
+	var lost []edit
+	for rid, t := range p.ix.runs {
+		if t.live != nil && (t.live.node == w.node && w.node != w.target || w.holds[rid] == t.live.n && t.live.worker == id) {
+			lost = append(lost, p.lost(rid, t.live.n, fmt.Sprintf("worker %s was silent for %s", id, p.cfg.WorkerLease), false))
+		}
+	}
+	slices.SortFunc(lost, func(a, b edit) int { return strings.Compare(a.id, b.id) })
+	return lost
+}
+
+// saveSessions keeps the snapshots that a stopping instance hands over, by session key.
+func (p *Plane) saveSessions(ctx context.Context, sessions map[string]json.RawMessage) error {
+	for key, state := range sessions {
+		if strings.Count(key, "/") < 2 {
+			return refuse(CodeInvalid, "session %q: want TENANT/AGENT/NAME", key)
+		}
+		if err := p.saveSession(ctx, key, state); err != nil {
+			return err
+		}
+	}
+	return nil
+}
