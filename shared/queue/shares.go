@@ -9,17 +9,17 @@ import (
 
 // Shares is what must survive a restart, so that nobody's spent share is forgotten in its favour.
 type Shares struct {
-	// Tenants maps a tenant to its virtual time relative to that of the queue: more than 0 is ahead of its share. One
+	// Tenants maps a tenant to its virtual time relative to that of the queue: more than 0 is ahead of it. One
 	// that is missing is at 0.
 	Tenants map[string]int64 `json:"tenants,omitempty"`
 }
 
-// Shares returns a snapshot of the virtual times that differ from the present one, of backlogged tenants and of idle
-// ones that are ahead. Its size is that of the tenants that were busy of late.
+// Shares returns a snapshot of the virtual times of backlogged tenants and of idle ones that are ahead. Its size is
+// that of the tenants that were busy of late.
 func (q *Queue) Shares() Shares {
 	s := Shares{Tenants: map[string]int64{}}
 	for name, t := range q.tenants {
-		if lead := t.virtual - q.virtual; lead > 0 || t.n > 0 && lead < 0 {
+		if lead := t.virtual - q.virtual; lead > 0 || t.n > 0 {
 			s.Tenants[name] = lead
 		}
 	}
