@@ -50,10 +50,11 @@ func (c *Client) FollowLogs(ctx context.Context, id string) iter.Seq2[LogLine, e
 // follow reads a stream to its end over as many connections as that takes.
 func follow[T any](ctx context.Context, c *Client, path, last string, yield func(T, error) bool) {
 	var none T
+	at := position{last: last}
 	for failures := 0; ; {
 		// 1. Read one connection until it breaks or ends.
-		before := last
-		over, err := c.stream(ctx, path, &last, func(data []byte) (bool, error) {
+		before := at
+		over, err := c.stream(ctx, path, &at, func(data []byte) (bool, error) {
 			var item T
 			if err := json.Unmarshal(data, &item); err != nil {
 				return false, fmt.Errorf("GET %s: message of the stream: %w", path, located(err))
@@ -63,20 +64,17 @@ func follow[T any](ctx context.Context, c *Client, path, last string, yield func
 		if over {
 			return
 		}
-		if last != before {
+		if at != before {
 			failures = 0
 		}
-		// 2. Give up where another connection would not do better.
+		// 2. Give up where another connection would not do better, or a first one never came about.
 		if ctx.Err() != nil {
 			yield(none, fmt.Errorf("GET %s: %w", path, context.Cause(ctx)))
 			return
 		}
 		var p *Problem
-		if errors.As(err, &p) && p.Status != http.StatusServiceUnavailable && p.Status != http.StatusBadGateway && p.Status != http.StatusGatewayTimeout {
-			yield(none, err)
-			return
-		}
-		if err != nil && !errors.Is(err, ErrUnreachable) && p == nil {
+		away := errors.Is(err, ErrUnreachable) || (errors.As(err, &p) && p.Code() == CodeUnavailable)
+		if !away || (!at.connected && failures >= c.retries) {
 			yield(none, err)
 			return
 		}
@@ -93,16 +91,21 @@ func follow[T any](ctx context.Context, c *Client, path, last string, yield func
 	}
 }
 
-// stream reads one connection. It keeps last at the id of the last message handed over. over: nothing follows, or the
-// receiver wants no more.
-func (c *Client) stream(ctx context.Context, path string, last *string, take func([]byte) (bool, error)) (over bool, err error) {
+// position is how far a stream was read: the id of the last message handed over, and whether it was ever open.
+type position struct {
+	last      string
+	connected bool
+}
+
+// stream reads one connection and moves the position. over: nothing follows, or the receiver wants no more.
+func (c *Client) stream(ctx context.Context, path string, at *position, take func([]byte) (bool, error)) (over bool, err error) {
 	k := call{method: http.MethodGet, path: path}
 	connCtx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	// 1. Connect, bounded like any call until the header is there, and by silence from then on.
 	watchdog := time.AfterFunc(c.timeout, cancel)
 	defer watchdog.Stop()
-	resp, err := c.sendStream(connCtx, &k, *last)
+	resp, err := c.sendStream(connCtx, &k, at.last)
 	if err != nil {
 		return false, c.unreachable(ctx, &k, err)
 	}
@@ -116,6 +119,7 @@ func (c *Client) stream(ctx context.Context, path string, last *string, take fun
 	if media, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type")); media != "text/event-stream" {
 		return false, fmt.Errorf("GET %s: want text/event-stream, the server answered %.60q", path, media)
 	}
+	at.connected = true
 	// 2. Read message by message.
 	r := newEventReader(resp.Body)
 	for {
@@ -134,7 +138,7 @@ func (c *Client) stream(ctx context.Context, path string, last *string, take fun
 			return false, err
 		}
 		if m.id != "" {
-			*last = m.id
+			at.last = m.id
 		}
 		if !more {
 			return true, nil

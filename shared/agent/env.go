@@ -1,0 +1,162 @@
+package agent
+
+import (
+	"cmp"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/errand-run/errand/shared/api"
+)
+
+// Environment of a process that runs a handler. Whoever starts the process sets it.
+const (
+	// EnvProtocol says how runs come: [ProtocolWorker], [ProtocolHTTP] or [ProtocolStdio]. When empty, a process with
+	// EnvAttempt speaks stdio, and one with EnvURL and EnvAgent is a worker.
+	EnvProtocol = "ERRAND_PROTOCOL"
+	// EnvURL is where attempts report to.
+	EnvURL = "ERRAND_URL"
+
+	// EnvWorker is the worker's id, unique while it lives; host, process and chance make one when empty.
+	EnvWorker = "ERRAND_WORKER"
+	// EnvWorkerToken is the bearer token with which a worker asks for runs; none on loopback.
+	EnvWorkerToken = "ERRAND_WORKER_TOKEN"
+	// EnvTarget is the target that the worker belongs to; the server chooses when empty.
+	EnvTarget = "ERRAND_TARGET"
+	// EnvAgent names the agents that the process serves, with commas between.
+	EnvAgent = "ERRAND_AGENT"
+	// EnvSlots is how many runs the process executes at a time; 1 when empty.
+	EnvSlots = "ERRAND_SLOTS"
+	// EnvGrace is how long running handlers may go on after SIGTERM, such as 8s.
+	EnvGrace = "ERRAND_GRACE"
+
+	// EnvPort is the port of the http protocol.
+	EnvPort = "PORT"
+
+	// EnvToken, EnvRun, EnvAttempt and EnvKey tell a stdio process its attempt's bearer token, run, attempt (RUN.N) and
+	// unit of work.
+	EnvToken   = "ERRAND_TOKEN"
+	EnvRun     = "ERRAND_RUN"
+	EnvAttempt = "ERRAND_ATTEMPT"
+	EnvKey     = "ERRAND_KEY"
+
+	// EnvIndex and EnvTaskIndex carry the completion index of a job, EnvTaskCount its completions.
+	EnvIndex     = "JOB_COMPLETION_INDEX"
+	EnvTaskIndex = "CLOUD_RUN_TASK_INDEX"
+	EnvTaskCount = "CLOUD_RUN_TASK_COUNT"
+)
+
+// Values of EnvProtocol.
+const (
+	ProtocolWorker = "worker" // the process pulls leases and reports by itself
+	ProtocolHTTP   = "http"   // POST /run carries an api.Document and is answered with an api.DocumentResult
+	ProtocolStdio  = "stdio"  // one run: an api.Document on standard input, an api.DocumentResult on standard output
+)
+
+// DefaultGrace is how long running handlers may go on after SIGTERM; platforms kill after ten seconds.
+const DefaultGrace = 8 * time.Second
+
+const usage = `This program is an Errand agent. It takes its runs from an Errand server and does nothing by itself.
+
+  In development     errand dev -f agent.yaml         starts it, with the manifest's run.command
+  As a worker        ERRAND_URL=http://127.0.0.1:8080 ERRAND_AGENT=NAME %[1]s
+  Behind HTTP        ERRAND_PROTOCOL=http PORT=9001 %[1]s
+  One run by hand    ERRAND_PROTOCOL=stdio %[1]s < document.json
+`
+
+// environment is what a process was told.
+type environment struct {
+	protocol    string
+	url         string
+	worker      string
+	workerToken string
+	target      string
+	agents      []string
+	slots       int
+	grace       time.Duration
+	port        int
+	token       string
+}
+
+// errNoProtocol: nothing tells how runs come; somebody started the program by hand.
+var errNoProtocol = errors.New("no protocol")
+
+// readEnvironment checks everything at once, so that one look at the error mends it all.
+func readEnvironment(getenv func(string) string) (*environment, error) {
+	var faults []error
+	fault := func(name, format string, args ...any) {
+		faults = append(faults, fmt.Errorf("%s=%.80q: "+format, append([]any{name, getenv(name)}, args...)...))
+	}
+	e := &environment{
+		protocol: getenv(EnvProtocol), url: getenv(EnvURL), worker: getenv(EnvWorker), workerToken: getenv(EnvWorkerToken),
+		target: getenv(EnvTarget), slots: 1, grace: DefaultGrace, token: getenv(EnvToken),
+	}
+	for name := range strings.SplitSeq(getenv(EnvAgent), ",") {
+		if name = strings.TrimSpace(name); name != "" {
+			e.agents = append(e.agents, name)
+		}
+	}
+	// 1. How runs come.
+	if e.protocol == "" {
+		switch {
+		case getenv(EnvAttempt) != "":
+			e.protocol = ProtocolStdio
+		case e.url != "" && len(e.agents) > 0:
+			e.protocol = ProtocolWorker
+		default:
+			return nil, errNoProtocol
+		}
+	}
+	// 2. Numbers and times.
+	if text := getenv(EnvSlots); text != "" {
+		n, err := strconv.Atoi(text)
+		if err != nil || n < 1 || n > api.MaxSlots {
+			fault(EnvSlots, "want a number from 1 to %d", api.MaxSlots)
+		}
+		e.slots = n
+	}
+	if text := getenv(EnvGrace); text != "" {
+		d, err := time.ParseDuration(text)
+		if err != nil || d < 0 || d > time.Hour {
+			fault(EnvGrace, "want a time from 0s to 1h, such as 8s")
+		}
+		e.grace = d
+	}
+	// 3. What the protocol needs.
+	switch e.protocol {
+	case ProtocolWorker:
+		if e.url == "" {
+			fault(EnvURL, "want the server's URL, such as http://127.0.0.1:8080")
+		}
+		if len(e.agents) == 0 {
+			fault(EnvAgent, "want the names of the agents to serve, with commas between")
+		}
+		e.worker = cmp.Or(e.worker, newWorkerID())
+	case ProtocolHTTP:
+		n, err := strconv.Atoi(getenv(EnvPort))
+		if err != nil || n < 0 || n > 65535 {
+			fault(EnvPort, "want the port to listen on, 0 to 65535")
+		}
+		e.port = n
+	case ProtocolStdio:
+	default:
+		fault(EnvProtocol, "want worker, http or stdio")
+	}
+	return e, errors.Join(faults...)
+}
+
+// newWorkerID is readable first and unique in any case: containers share host names and process ids.
+func newWorkerID() string {
+	host, err := os.Hostname()
+	if err != nil || host == "" {
+		host = "worker"
+	}
+	if len(host) > 40 {
+		host = host[:40]
+	}
+	return fmt.Sprintf("%s-%d-%s", host, os.Getpid(), strings.ToLower(rand.Text()[:8]))
+}

@@ -1,0 +1,171 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+
+	"github.com/errand-run/errand/shared/api"
+)
+
+// Option changes how Main runs a handler.
+type Option func(*options)
+
+type options struct {
+	snapshot func(context.Context) (map[string]any, error)
+}
+
+// WithSnapshot sets what an instance does before it stops: hook returns the state of every session that the process
+// holds, by name, and it is saved as if a turn had ended with it. It has three seconds.
+func WithSnapshot(hook func(context.Context) (map[string]any, error)) Option {
+	return func(o *options) { o.snapshot = hook }
+}
+
+// Main runs a handler the way the environment says (see [EnvProtocol]): as a worker that pulls runs for pool, job and
+// local instances, behind HTTP for services and instances, or for one run on standard input and output. It ends the
+// process: with 0 when the work is done or the process was told to end (SIGTERM, SIGINT: running handlers get their
+// grace, what is left is handed back), 1 on an error, 2 when the environment does not say what to do.
+func Main[In, Out any](handler Handler[In, Out], opts ...Option) {
+	p := process{
+		getenv: os.Getenv, stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, name: filepath.Base(os.Args[0]),
+	}
+	for _, opt := range opts {
+		opt(&p.options)
+	}
+	// What a handler prints must not get between a stdio run and its result: it becomes log.
+	os.Stdout = os.Stderr
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
+	context.AfterFunc(ctx, stop) // a second signal ends the process at once
+	code := p.run(ctx, func(ctx context.Context, client *api.Client, a *Attempt) Result {
+		return run(ctx, client, a, handler)
+	})
+	os.Exit(code)
+}
+
+// handle executes one attempt, with the server to reach for what it records; nil where there is none.
+type handle func(ctx context.Context, client *api.Client, a *Attempt) Result
+
+// process is what Main needs of its process.
+type process struct {
+	options
+	getenv         func(string) string
+	stdin          io.Reader
+	stdout, stderr io.Writer
+	name           string
+}
+
+// run does what the environment says and returns the exit code.
+func (p *process) run(ctx context.Context, h handle) int {
+	env, err := readEnvironment(p.getenv)
+	if errors.Is(err, errNoProtocol) {
+		fmt.Fprintf(p.stderr, usage, p.name)
+		return 2
+	}
+	if err != nil {
+		fmt.Fprintf(p.stderr, "%s: environment:\n%v\n", p.name, err)
+		return 2
+	}
+	log := slog.New(slog.NewTextHandler(p.stderr, nil))
+	switch env.protocol {
+	case ProtocolStdio:
+		return p.stdio(ctx, env, log, h)
+	case ProtocolHTTP:
+		err = p.serve(ctx, env, log, h)
+	default:
+		err = p.work(ctx, env, log, h)
+	}
+	if err != nil {
+		fmt.Fprintf(p.stderr, "%s: %v\n", p.name, err)
+		return 1
+	}
+	return 0
+}
+
+// work runs the worker protocol.
+func (p *process) work(ctx context.Context, env *environment, log *slog.Logger, h handle) error {
+	client, err := newClient(env.url, env.workerToken)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	host, err := NewHost(client, HostOptions{
+		Worker: env.worker, Target: env.target, Agents: env.agents, Slots: env.slots, Log: log,
+		Grace: noneIfZero(env.grace), Snapshot: p.sessions(),
+		Handle: func(ctx context.Context, a *Attempt) Result { return h(ctx, client, a) },
+	})
+	if err != nil {
+		return err
+	}
+	return host.Run(ctx)
+}
+
+// noneIfZero keeps "no grace" from meaning "the default".
+func noneIfZero[T ~int64](d T) T {
+	if d == 0 {
+		return -1
+	}
+	return d
+}
+
+func newClient(url, token string) (*api.Client, error) {
+	return api.NewClient(api.Options{URL: url, Token: token, UserAgent: "errand-agent-go"})
+}
+
+// sessions is the snapshot hook with its states encoded; nil without a hook.
+func (p *process) sessions() func(context.Context) (map[string]json.RawMessage, error) {
+	if p.snapshot == nil {
+		return nil
+	}
+	return func(ctx context.Context) (map[string]json.RawMessage, error) {
+		states, err := p.snapshot(ctx)
+		encoded := make(map[string]json.RawMessage, len(states))
+		for name, state := range states {
+			raw, encodeErr := encode(state)
+			if encodeErr != nil {
+				err = errors.Join(err, fmt.Errorf("snapshot of session %q: %w", clip(name, 40), encodeErr))
+				continue
+			}
+			encoded[name] = raw
+		}
+		return encoded, err
+	}
+}
+
+// stdio runs one attempt: its document comes on standard input, its result goes to standard output as the last line.
+func (p *process) stdio(ctx context.Context, env *environment, log *slog.Logger, h handle) int {
+	// 1. What to do.
+	doc, err := api.ReadDocument(p.stdin)
+	if err != nil {
+		fmt.Fprintf(p.stderr, "%s: %v\n", p.name, err)
+		return 2
+	}
+	reporter, err := newReporter(env, doc.URL, log)
+	if err != nil {
+		fmt.Fprintf(p.stderr, "%s: %v\n", p.name, err)
+		return 2
+	}
+	defer reporter.close()
+	// 2. Do it.
+	result := reporter.execute(ctx, doc, env.token, h, p.stderr)
+	// 3. Tell.
+	line, err := encode(result.document())
+	if err != nil {
+		line, _ = encode(Failed(failf(CodeOutputInvalid, "result: %w", err)).document())
+		result.Err = &api.AgentError{}
+	}
+	if _, err := fmt.Fprintf(p.stdout, "%s\n", line); err != nil {
+		fmt.Fprintf(p.stderr, "%s: write result: %v\n", p.name, err)
+		return 1
+	}
+	if result.Err != nil && result.Park == nil {
+		return 1
+	}
+	return 0
+}
