@@ -36,6 +36,7 @@ type index struct {
 	boxes    map[string]*outbox // by node
 	confirms []confirm          // attempts handed over whose start is not written, oldest first
 
+	patient      run.Instant // until then, runs that no target could take stay queued
 	horizon      run.Instant // wake-ups up to here are in timers
 	fleetChanged bool        // what could not be placed may be placeable now
 	backlog      bool        // some queued runs are in the store only
@@ -64,6 +65,7 @@ type live struct {
 	worker   string
 	state    run.State
 	handed   run.Instant // when a worker took it; 0 until then
+	unsure   bool        // after a takeover: only its worker's next heartbeat can tell whether it was handed over
 	cost     int64       // charged in advance
 	started  run.Instant
 	stop     run.Reason // it was told to end

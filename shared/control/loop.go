@@ -20,6 +20,9 @@ import (
 	"github.com/errand-run/errand/shared/store"
 )
 
+// patientKey wakes the loop when the patience after a takeover is over.
+const patientKey = "patience"
+
 const (
 	sharesID    = "shares"
 	sharesEvery = 5 * time.Second
@@ -123,6 +126,7 @@ func (p *Plane) turnAway() {
 // takeOver rebuilds the index from the store: what is live, what is due, and the shares.
 func (p *Plane) takeOver(ctx context.Context, now run.Instant) error {
 	ix := newIndex(p.cfg)
+	ix.horizon = now.Add(horizon)
 	p.mu.Lock()
 	p.ix = ix
 	for _, x := range p.declared.list("") {
@@ -167,6 +171,12 @@ func (p *Plane) takeOver(ctx context.Context, now run.Instant) error {
 	if err := p.readDue(ctx, 0, now.Add(horizon)); err != nil {
 		return err
 	}
+	p.mu.Lock()
+	if len(ix.runs) > 0 {
+		ix.patient = now.Add(p.cfg.WorkerLease)
+		ix.timers.set(patientKey, ix.patient)
+	}
+	p.mu.Unlock()
 	// 4. Attempts whose executor died with the last server.
 	for _, o := range p.changeAll(ctx, orphans) {
 		if o.err != nil {
@@ -203,17 +213,18 @@ func (p *Plane) orphan(r *run.Record, now run.Instant) (edit, bool) {
 	if t != nil && (t.Runtime == fleet.RuntimePoll || t.Runtime == fleet.RuntimeCloudRun) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		if l := p.ix.runs[r.ID]; l != nil && l.live != nil {
-			if l.live.worker == "" {
-				return edit{}, false
-			}
-			if p.ix.workers[l.live.worker] == nil {
-				w := &worker{id: l.live.worker, target: r.Target, node: l.live.node, slots: 1, seen: now, holds: make(map[string]int)}
-				p.ix.workers[w.id] = w
-				p.ix.timers.set(workerKey(w.id), now.Add(p.cfg.WorkerLease))
-			}
-			p.ix.workers[l.live.worker].holds[r.ID] = r.Attempt
-			l.live.handed = max(l.live.started, now)
+		t := p.ix.runs[r.ID]
+		if t == nil || t.live == nil || t.live.worker == "" {
+			return edit{}, false
+		}
+		l := t.live
+		if p.ix.workers[l.worker] == nil {
+			w := &worker{id: l.worker, target: r.Target, node: l.node, slots: 1, seen: now, holds: make(map[string]int)}
+			p.ix.workers[w.id] = w
+			p.ix.timers.set(workerKey(w.id), now.Add(p.cfg.WorkerLease))
+		}
+		if l.unsure = l.started == 0; !l.unsure {
+			p.ix.workers[l.worker].holds[r.ID] = r.Attempt
 		}
 		return edit{}, false
 	}

@@ -132,6 +132,9 @@ func (p *Plane) placeOne(walk *queue.Pass, e queue.Entry, fresh map[string]*arri
 		p.sharesDirty = true
 		return b, true
 	case placement.Unschedulable:
+		if now < ix.patient { // after a takeover, workers need a moment to show themselves
+			break
+		}
 		b.park = true
 		walk.Remove(e)
 		return b, true

@@ -21,6 +21,7 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/errand-run/errand/shared/fleet"
@@ -129,10 +130,11 @@ type Plane struct {
 	arrive arrivals
 	poke   chan struct{} // wakes the loop; capacity 1
 
-	stop    context.CancelFunc
-	stopped chan struct{}
-	starts  sync.WaitGroup // deliveries under way
-	startCh chan struct{}  // bounds them
+	prepared atomic.Bool
+	stop     context.CancelFunc
+	stopped  chan struct{}
+	starts   sync.WaitGroup // deliveries under way
+	startCh  chan struct{}  // bounds them
 }
 
 // New makes a control plane. It reads and decides nothing before Start.
@@ -159,8 +161,20 @@ func New(cfg Config) (*Plane, error) {
 	return p, nil
 }
 
-// Start reads what is declared, takes the lead if it is free, rebuilds the index and runs the loop until Close.
+// Start prepares the plane and runs the loop until Close.
 func (p *Plane) Start(ctx context.Context) error {
+	if err := p.Prepare(ctx); err != nil {
+		return err
+	}
+	loopCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	p.stop = cancel
+	go p.loop(loopCtx)
+	return nil
+}
+
+// Prepare reads what is declared, takes the lead if it is free and rebuilds the index. Whoever wants to drive the
+// stages by hand calls it instead of Start, and then Step.
+func (p *Plane) Prepare(ctx context.Context) error {
 	// 1. What every process needs: keys and declarations.
 	signs, err := loadSigner(ctx, p.store, p.cfg.SigningKey)
 	if err != nil {
@@ -180,10 +194,7 @@ func (p *Plane) Start(ctx context.Context) error {
 			return fmt.Errorf("start control plane: rebuild the index: %w", err)
 		}
 	}
-	// 3. The loop.
-	loopCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	p.stop = cancel
-	go p.loop(loopCtx)
+	p.prepared.Store(true)
 	return nil
 }
 
@@ -197,7 +208,7 @@ func (p *Plane) Close(ctx context.Context) error {
 	select {
 	case <-p.stopped:
 	case <-ctx.Done():
-		return ctx.Err()
+		return fmt.Errorf("stop the control loop: %w", ctx.Err())
 	}
 	p.starts.Wait()
 	p.watch.close()
@@ -206,7 +217,7 @@ func (p *Plane) Close(ctx context.Context) error {
 
 // Ready reports why this process cannot serve now; nil when it can.
 func (p *Plane) Ready() error {
-	if p.stop == nil {
+	if !p.prepared.Load() {
 		return errors.New("control plane has not started")
 	}
 	select {

@@ -228,6 +228,9 @@ func (p *Plane) stepDue(ctx context.Context, now run.Instant) (more bool) {
 	keys := p.ix.timers.due(now, maxPass)
 	var edits []edit
 	for _, key := range keys {
+		if key == patientKey {
+			continue
+		}
 		if id, ok := workerOfKey(key); ok {
 			edits = append(edits, p.workerDue(id, now)...)
 			continue

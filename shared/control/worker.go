@@ -316,7 +316,22 @@ func (p *Plane) Beat(ctx context.Context, b WorkerBeat) (WorkerStanding, error) 
 			ID: attempt, Deadline: l.deadline, Cancel: l.stop != "", CancelReason: l.stop,
 		})
 	}
-	// 3. What it should hold and does not name: the lease never reached it, or it dropped the attempt.
+	// 3. What was assigned to it before this process led, and that it never got.
+	if w.node != w.target {
+		var offers []string
+		for _, id := range p.ix.world.RunsOn(w.node) {
+			if t := p.ix.runs[id]; t != nil && t.live != nil && t.live.unsure {
+				t.live.unsure = false
+				if !named[id] {
+					offers = append(offers, id)
+				}
+			}
+		}
+		if len(offers) > 0 {
+			p.ix.offer(w.node, offers)
+		}
+	}
+	// 4. What it should hold and does not name: the lease never reached it, or it dropped the attempt.
 	var dropped []edit
 	for id, n := range w.holds {
 		t := p.ix.runs[id]

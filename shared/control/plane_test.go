@@ -1,0 +1,473 @@
+package control
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/errand-run/errand/shared/fleet"
+	"github.com/errand-run/errand/shared/run"
+	"github.com/errand-run/errand/shared/runtime"
+	"github.com/errand-run/errand/shared/store"
+	"github.com/errand-run/errand/shared/store/memory"
+)
+
+// house is a control plane whose stages the test drives by hand, on a clock that the test moves.
+type house struct {
+	t     *testing.T
+	p     *Plane
+	store store.Store
+	mu    sync.Mutex
+	now   time.Time
+	rolls uint64
+}
+
+func newHouse(t *testing.T, objects ...fleet.Object) *house {
+	t.Helper()
+	h := &house{t: t, store: memory.Open(), now: time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)}
+	h.open()
+	if len(objects) > 0 {
+		if _, err := h.p.Apply(t.Context(), objects, ApplyOptions{}); err != nil {
+			t.Fatalf("apply: %v", err)
+		}
+	}
+	return h
+}
+
+// open starts a control plane over the house's store; a second one stands for a restart.
+func (h *house) open() {
+	h.t.Helper()
+	p, err := New(Config{
+		Store: h.store,
+		Clock: func() time.Time { h.mu.Lock(); defer h.mu.Unlock(); return h.now },
+		Random: func() uint64 {
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			h.rolls += 0x9e3779b97f4a7c15
+			return h.rolls
+		},
+	})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	if err := p.Prepare(h.t.Context()); err != nil {
+		h.t.Fatalf("prepare: %v", err)
+	}
+	h.p = p
+	h.settle()
+}
+
+func (h *house) settle() {
+	for h.p.Step(h.t.Context(), h.p.now()) {
+	}
+	h.p.starts.Wait()
+}
+
+func (h *house) pass(d time.Duration) {
+	h.mu.Lock()
+	h.now = h.now.Add(d)
+	h.mu.Unlock()
+	h.settle()
+}
+
+// await runs a door that waits for a pass.
+func await[T any](h *house, door func() T) T {
+	h.t.Helper()
+	done := make(chan T, 1)
+	go func() { done <- door() }()
+	for {
+		select {
+		case v := <-done:
+			h.settle()
+			return v
+		case <-h.p.poke:
+			h.settle()
+		}
+	}
+}
+
+func (h *house) submit(s Submission) *run.Record {
+	h.t.Helper()
+	out := await(h, func() Submitted { return h.p.Submit(h.t.Context(), []Submission{s})[0] })
+	if out.Err != nil {
+		h.t.Fatalf("submit: %v", out.Err)
+	}
+	return out.Run
+}
+
+func (h *house) lease(worker string, limit int, agents ...string) []runtime.Assignment {
+	h.t.Helper()
+	resp, err := h.p.Lease(h.t.Context(), LeaseRequest{Worker: worker, Agents: agents, Max: limit, Slots: 10})
+	if err != nil {
+		h.t.Fatalf("lease: %v", err)
+	}
+	if len(resp.Leases) == 0 { // the first call of a worker only makes its slots known
+		h.settle()
+		if resp, err = h.p.Lease(h.t.Context(), LeaseRequest{Worker: worker, Agents: agents, Max: limit, Slots: 10}); err != nil {
+			h.t.Fatalf("lease: %v", err)
+		}
+	}
+	return resp.Leases
+}
+
+func (h *house) report(r runtime.Report) runtime.Result {
+	h.t.Helper()
+	res := h.p.Report(h.t.Context(), []runtime.Report{r})[0]
+	h.settle()
+	return res
+}
+
+func (h *house) get(id string) *run.Record {
+	h.t.Helper()
+	r, err := h.p.Get(h.t.Context(), id)
+	if err != nil {
+		h.t.Fatalf("get %s: %v", id, err)
+	}
+	events, _, err := h.p.history(h.t.Context(), id)
+	if err != nil {
+		h.t.Fatalf("history of %s: %v", id, err)
+	}
+	folded, err := run.Fold(r.Spec, events)
+	if err != nil {
+		h.t.Fatalf("history of %s does not fold: %v", id, err)
+	}
+	got := r.Clone()
+	got.Tail = nil
+	a, _ := json.Marshal(got)
+	b, _ := json.Marshal(folded)
+	if string(a) != string(b) {
+		h.t.Fatalf("history of %s does not fold to its record:\n%s\n%s", id, a, b)
+	}
+	return r
+}
+
+func agentNamed(name string, change ...func(*fleet.Agent)) *fleet.Agent {
+	a := &fleet.Agent{Meta: fleet.Meta{Name: name}, Shape: fleet.Pool}
+	a.Retry.Backoff = fleet.Backoff{Initial: fleet.Duration(time.Second), Factor: 2, Max: fleet.Duration(time.Minute)}
+	for _, c := range change {
+		c(a)
+	}
+	return a
+}
+
+func wantState(t *testing.T, r *run.Record, state run.State, reason run.Reason) {
+	t.Helper()
+	if r.State != state || r.Reason != reason {
+		t.Fatalf("run is %s (%s: %s), want %s (%s)", r.State, r.Reason, r.Message, state, reason)
+	}
+}
+
+func TestARunGoesFromSubmitToResult(t *testing.T) {
+	h := newHouse(t, agentNamed("echo"))
+	r := h.submit(Submission{Agent: "echo", Input: json.RawMessage(`{"a":1}`)})
+	wantState(t, h.get(r.ID), run.Unschedulable, run.NoEligibleTarget)
+	leases := h.lease("w1", 5, "echo")
+	if len(leases) != 1 || string(leases[0].Input) != `{"a":1}` || leases[0].N != 1 {
+		t.Fatalf("leases = %+v", leases)
+	}
+	if g, err := h.p.Verify(leases[0].Token); err != nil || g.Run != r.ID || g.N != 1 {
+		t.Fatalf("token grants %+v, %v", g, err)
+	}
+	res := h.report(runtime.Report{Type: runtime.Completed, Run: r.ID, N: 1, Worker: "w1", Output: json.RawMessage(`{"b":2}`)})
+	if res.Err != nil {
+		t.Fatal(res.Err)
+	}
+	got := h.get(r.ID)
+	wantState(t, got, run.Succeeded, "")
+	if string(got.Output.Inline) != `{"b":2}` || got.Spent != 1 {
+		t.Fatalf("output %s, spent %d", got.Output.Inline, got.Spent)
+	}
+	if n := h.p.ix.world.Runs(); n != 0 {
+		t.Fatalf("%d slots in use afterwards", n)
+	}
+}
+
+func TestAFailedAttemptIsRetriedThenTheRunFails(t *testing.T) {
+	h := newHouse(t, agentNamed("echo", func(a *fleet.Agent) { a.Retry.MaxAttempts = 2 }))
+	r := h.submit(Submission{Agent: "echo"})
+	h.lease("w1", 5, "echo")
+	h.report(runtime.Report{Type: runtime.Failed, Run: r.ID, N: 1, Message: "no"})
+	wantState(t, h.get(r.ID), run.Backoff, run.AgentError)
+	if res := h.report(runtime.Report{Type: runtime.Completed, Run: r.ID, N: 1}); !errors.Is(res.Err, run.ErrFenced) {
+		t.Fatalf("a report of an ended attempt gave %v, want fenced", res.Err)
+	}
+	h.pass(3 * time.Second)
+	wantState(t, h.get(r.ID), run.Assigned, "")
+	h.lease("w1", 5, "echo")
+	h.report(runtime.Report{Type: runtime.Failed, Run: r.ID, N: 2, Message: "no again"})
+	wantState(t, h.get(r.ID), run.Failed, run.BackoffLimitExceeded)
+}
+
+func TestTheSameKeyGivesTheSameRunAndAnotherBodyAConflict(t *testing.T) {
+	h := newHouse(t, agentNamed("echo"))
+	a := h.submit(Submission{Agent: "echo", Key: "k", Input: json.RawMessage(`{"x":1,"y":2}`)})
+	out := await(h, func() []Submitted {
+		return h.p.Submit(t.Context(), []Submission{
+			{Agent: "echo", Key: "k", Input: json.RawMessage(`{"y":2, "x":1}`)},
+			{Agent: "echo", Key: "k", Input: json.RawMessage(`{"x":2}`)},
+			{Agent: "echo", Key: "new"}, {Agent: "echo", Key: "new"},
+		})
+	})
+	if out[0].Err != nil || !out[0].Existed || out[0].Run.ID != a.ID {
+		t.Errorf("the same request gave %+v", out[0])
+	}
+	var refusal *Refusal
+	if !errors.As(out[1].Err, &refusal) || refusal.Code != CodeConflict {
+		t.Errorf("another body gave %v, want a conflict", out[1].Err)
+	}
+	if out[2].Err != nil || out[3].Err != nil || out[2].Run.ID != out[3].Run.ID || out[2].Existed == out[3].Existed {
+		t.Errorf("twice in one call gave %+v and %+v", out[2], out[3])
+	}
+}
+
+func TestAWorkerThatVanishesLosesItsRuns(t *testing.T) {
+	h := newHouse(t, agentNamed("echo"))
+	r := h.submit(Submission{Agent: "echo"})
+	h.lease("w1", 5, "echo")
+	h.pass(200 * time.Millisecond)
+	wantState(t, h.get(r.ID), run.Running, "")
+	h.pass(14 * time.Second)
+	wantState(t, h.get(r.ID), run.Running, "")
+	h.pass(2 * time.Second)
+	wantState(t, h.get(r.ID), run.Backoff, run.HeartbeatLost)
+	h.pass(2 * time.Second)
+	leases := h.lease("w2", 5, "echo")
+	if len(leases) != 1 || leases[0].N != 2 {
+		t.Fatalf("leases = %+v", leases)
+	}
+	if res := h.report(runtime.Report{Type: runtime.Completed, Run: r.ID, N: 1, Output: json.RawMessage(`"late"`)}); !errors.Is(res.Err, run.ErrFenced) {
+		t.Fatalf("the late report gave %v, want fenced", res.Err)
+	}
+	h.report(runtime.Report{Type: runtime.Completed, Run: r.ID, N: 2, Output: json.RawMessage(`"in time"`)})
+	if got := h.get(r.ID); got.State != run.Succeeded || string(got.Output.Inline) != `"in time"` {
+		t.Fatalf("run is %s with %s", got.State, got.Output.Inline)
+	}
+}
+
+func TestATimedOutAttemptNeverRunsBesideItsSuccessor(t *testing.T) { // case F16
+	h := newHouse(t, agentNamed("slow", func(a *fleet.Agent) { a.Timeouts.Attempt = fleet.Duration(5 * time.Second) }))
+	r := h.submit(Submission{Agent: "slow"})
+	h.lease("w1", 5, "slow")
+	beat := func() WorkerStanding {
+		s, err := h.p.Beat(t.Context(), WorkerBeat{Worker: "w1", Agents: []string{"slow"}, Slots: 10, Attempts: []string{r.ID + ".1"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	h.pass(time.Second)
+	if _, err := h.p.BeginEffect(t.Context(), EffectBegin{Run: r.ID, N: 1, Effect: "mail", RequestHash: "h", Nonce: "n"}); err != nil {
+		t.Fatalf("begin in time: %v", err)
+	}
+	h.pass(5 * time.Second)
+	if s := beat(); len(s.Attempts) != 1 || !s.Attempts[0].Cancel || s.Attempts[0].CancelReason != run.AttemptTimeout {
+		t.Fatalf("the worker is told %+v, want cancel", s)
+	}
+	if _, err := h.p.EndEffect(t.Context(), EffectEnd{Run: r.ID, N: 1, Effect: "mail"}); !errors.Is(err, run.ErrFenced) {
+		t.Fatalf("a commit after the time-out gave %v, want fenced", err)
+	}
+	for range 4 {
+		h.pass(5 * time.Second)
+		beat()
+		wantState(t, h.get(r.ID), run.Running, "")
+	}
+	h.pass(6 * time.Second) // grace and lease are over
+	wantState(t, h.get(r.ID), run.Backoff, run.AttemptTimeout)
+	got := h.get(r.ID)
+	if a := got.Current(); a.Class != run.ClassTimeout || a.Sure {
+		t.Fatalf("attempt 1 is %+v", a)
+	}
+}
+
+func TestADeadlineSurvivesARestart(t *testing.T) { // case F39
+	h := newHouse(t, agentNamed("quiet", func(a *fleet.Agent) { a.Timeouts.Attempt = fleet.Duration(10 * time.Minute) }))
+	r := h.submit(Submission{Agent: "quiet", Deadline: h.now.Add(time.Minute)})
+	h.lease("w1", 5, "quiet")
+	beat := func() {
+		h.pass(10 * time.Second)
+		if _, err := h.p.Beat(t.Context(), WorkerBeat{Worker: "w1", Agents: []string{"quiet"}, Slots: 10, Attempts: []string{r.ID + ".1"}}); err != nil {
+			t.Fatal(err)
+		}
+		h.settle()
+	}
+	for range 3 {
+		beat()
+	}
+	h.open()
+	for range 2 {
+		beat()
+	}
+	h.pass(9 * time.Second)
+	if got := h.get(r.ID); got.State.Terminal() {
+		t.Fatalf("run is %s before its deadline", got.State)
+	}
+	h.pass(2 * time.Second)
+	wantState(t, h.get(r.ID), run.Failed, run.DeadlineExceeded)
+}
+
+func TestAHeadThatCannotBePlacedDoesNotDelayThoseBehind(t *testing.T) { // case F26
+	h := newHouse(t, agentNamed("big", func(a *fleet.Agent) { a.Needs.Slots = 20 }), agentNamed("small"))
+	h.lease("w1", 1, "big", "small")
+	head := h.submit(Submission{Agent: "big"})
+	wantState(t, h.get(head.ID), run.Unschedulable, run.NoEligibleTarget)
+	var small []*run.Record
+	for range 3 {
+		small = append(small, h.submit(Submission{Agent: "small"}))
+	}
+	for _, r := range small {
+		wantState(t, h.get(r.ID), run.Assigned, "")
+	}
+}
+
+func TestParkedRunsWakeBySignalAndByTimer(t *testing.T) {
+	for name, c := range map[string]struct {
+		early, late bool
+		want        string
+	}{
+		"a signal that comes while the run waits": {late: true, want: `{"signal":{"ok":true}}`},
+		"a signal that came before":               {early: true, want: `{"signal":{"ok":true}}`},
+		"no signal within the limit":              {want: `{"timeout":true}`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHouse(t, agentNamed("waits"))
+			r := h.submit(Submission{Agent: "waits"})
+			h.lease("w1", 5, "waits")
+			signal := func() {
+				for range 2 { // the same key delivers once
+					if _, err := h.p.Signal(t.Context(), r.ID, "go", "k1", json.RawMessage(`{"ok":true}`), "test"); err != nil {
+						t.Fatal(err)
+					}
+				}
+				h.settle()
+			}
+			if c.early {
+				signal()
+			}
+			h.report(runtime.Report{Type: runtime.Parked, Run: r.ID, N: 1, Park: &run.Park{On: run.OnInput, Step: "wait:go#1", Name: "go", Until: run.At(h.now.Add(time.Hour))}})
+			if !c.early {
+				wantState(t, h.get(r.ID), run.Waiting, "")
+				if n := h.p.ix.world.Runs() + len(h.p.ix.runs); n != 0 {
+					t.Fatalf("a parked run holds %d places in memory", n)
+				}
+			}
+			if c.late {
+				signal()
+			}
+			if !c.early && !c.late {
+				h.pass(59 * time.Minute)
+				wantState(t, h.get(r.ID), run.Waiting, "")
+				h.pass(2 * time.Minute)
+			}
+			leases := h.lease("w1", 5, "waits")
+			if len(leases) != 1 || len(leases[0].Steps) != 1 || string(leases[0].Steps[0].Result) != c.want {
+				t.Fatalf("leases = %+v, want step %s", leases, c.want)
+			}
+			if got := h.get(r.ID); got.Spent > 1 || got.Returned != 0 {
+				t.Fatalf("parking spent: %d spent, %d returned", got.Spent, got.Returned)
+			}
+		})
+	}
+}
+
+func TestStepsAreRecordedOnceAndHandedToTheNextAttempt(t *testing.T) {
+	h := newHouse(t, agentNamed("steps"))
+	r := h.submit(Submission{Agent: "steps"})
+	h.lease("w1", 5, "steps")
+	for _, v := range []string{`1`, `2`} {
+		if res := h.report(runtime.Report{Type: runtime.StepDone, Run: r.ID, N: 1, Step: &runtime.Step{Name: "a", Result: json.RawMessage(v)}}); res.Err != nil {
+			t.Fatal(res.Err)
+		}
+	}
+	h.report(runtime.Report{Type: runtime.StepDone, Run: r.ID, N: 1, Step: &runtime.Step{Name: "b", Result: json.RawMessage(`3`)}})
+	h.report(runtime.Report{Type: runtime.Failed, Run: r.ID, N: 1})
+	if res := h.report(runtime.Report{Type: runtime.StepDone, Run: r.ID, N: 1, Step: &runtime.Step{Name: "c"}}); !errors.Is(res.Err, run.ErrFenced) {
+		t.Fatalf("a step of an ended attempt gave %v, want fenced", res.Err)
+	}
+	h.pass(2 * time.Second)
+	steps := h.lease("w1", 5, "steps")[0].Steps
+	if fmt.Sprintf("%s %s", steps[0].Result, steps[1].Result) != "1 3" || len(steps) != 2 {
+		t.Fatalf("steps = %+v", steps)
+	}
+}
+
+func TestASessionHasOneTurnAtATimeAndKeepsItsState(t *testing.T) {
+	h := newHouse(t, agentNamed("book", func(a *fleet.Agent) { a.Shape = fleet.Instance }))
+	a := h.submit(Submission{Agent: "book"})
+	b := h.submit(Submission{Agent: "book"})
+	leases := h.lease("w1", 5, "book")
+	if len(leases) != 1 || leases[0].Run != a.ID || leases[0].State != nil {
+		t.Fatalf("first turn: %+v", leases)
+	}
+	h.report(runtime.Report{Type: runtime.Completed, Run: a.ID, N: 1, Session: json.RawMessage(`{"n":1}`)})
+	h.open() // kill -9 between the turns
+	if _, err := h.p.Beat(t.Context(), WorkerBeat{Worker: "w1", Agents: []string{"book"}, Slots: 10}); err != nil {
+		t.Fatal(err)
+	}
+	leases = h.lease("w1", 5, "book")
+	if len(leases) != 1 || leases[0].Run != b.ID || string(leases[0].State) != `{"n":1}` {
+		t.Fatalf("second turn: %+v", leases)
+	}
+}
+
+func TestCancelEndsWhatWaitsAtOnceAndWhatRunsAfterItsGrace(t *testing.T) {
+	h := newHouse(t, agentNamed("echo"))
+	waits := h.submit(Submission{Agent: "echo", NotBefore: h.now.Add(time.Hour)})
+	wantState(t, h.get(waits.ID), run.Held, run.NotBefore)
+	if r, err := h.p.Cancel(t.Context(), waits.ID, CancelRequest{Reason: "enough"}); err != nil || r.State != run.Canceled {
+		t.Fatalf("cancel gave %v, %v", r, err)
+	}
+	runs := h.submit(Submission{Agent: "echo"})
+	h.lease("w1", 5, "echo")
+	h.pass(time.Second)
+	if r, err := h.p.Cancel(t.Context(), runs.ID, CancelRequest{}); err != nil || r.State != run.Canceling {
+		t.Fatalf("cancel gave %v, %v", r, err)
+	}
+	h.report(runtime.Report{Type: runtime.Failed, Run: runs.ID, N: 1, Class: run.ClassCanceled})
+	wantState(t, h.get(runs.ID), run.Canceled, run.CanceledByRequest)
+	if n := h.p.ix.world.Runs(); n != 0 {
+		t.Fatalf("%d slots in use afterwards", n)
+	}
+}
+
+func TestAFinishedRunIsRemovedAfterItsTime(t *testing.T) {
+	h := newHouse(t, agentNamed("echo", func(a *fleet.Agent) { a.Retain = fleet.Duration(time.Hour) }))
+	r := h.submit(Submission{Agent: "echo"})
+	h.lease("w1", 5, "echo")
+	h.report(runtime.Report{Type: runtime.StepDone, Run: r.ID, N: 1, Step: &runtime.Step{Name: "a", Result: json.RawMessage(`1`)}})
+	h.report(runtime.Report{Type: runtime.Completed, Run: r.ID, N: 1})
+	h.pass(59 * time.Minute)
+	h.get(r.ID)
+	h.pass(2 * time.Minute)
+	var refusal *Refusal
+	if _, err := h.p.Get(t.Context(), r.ID); !errors.As(err, &refusal) || refusal.Code != CodeNotFound {
+		t.Fatalf("get gave %v, want not found", err)
+	}
+	if docs, err := h.store.Owned(t.Context(), store.KindStep, r.ID, "", 10); err != nil || len(docs) != 0 {
+		t.Fatalf("%d steps are left, %v", len(docs), err)
+	}
+}
+
+func TestPauseHoldsStartsAndResumeReleasesThem(t *testing.T) {
+	h := newHouse(t, agentNamed("echo"))
+	h.lease("w1", 1, "echo")
+	if err := h.p.PauseAgent(context.Background(), "echo", true, "test"); err != nil {
+		t.Fatal(err)
+	}
+	r := h.submit(Submission{Agent: "echo"})
+	wantState(t, h.get(r.ID), run.Queued, "")
+	e, err := h.p.Explain(t.Context(), r.ID, "")
+	if err != nil || e.Queue == nil || e.Queue.Limit == "" {
+		t.Fatalf("explain gives %+v, %v", e.Queue, err)
+	}
+	if err := h.p.PauseAgent(context.Background(), "echo", false, "test"); err != nil {
+		t.Fatal(err)
+	}
+	h.settle()
+	if got := h.get(r.ID); got.State != run.Assigned {
+		t.Fatalf("run is %s after resume", got.State)
+	}
+}
