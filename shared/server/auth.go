@@ -1,0 +1,168 @@
+package server
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+
+	"github.com/errand-run/errand/shared/api"
+)
+
+// Role is what a principal may do.
+type Role string
+
+// The roles. Each may read; the rest is in the table of rights.
+const (
+	Viewer    Role = "viewer"
+	Submitter Role = "submitter" // submits, cancels, retries and signals runs
+	Approver  Role = "approver"  // decides what waits for a person
+	Operator  Role = "operator"  // all of these, and the fleet
+	Admin     Role = "admin"
+	Worker    Role = "worker" // executes attempts, and reads nothing
+)
+
+// Roles lists every role.
+func Roles() []Role { return []Role{Viewer, Submitter, Approver, Operator, Admin, Worker} }
+
+// right is what an operation asks for.
+type right int
+
+const (
+	public  right = iota // nothing: health and the description of the interface
+	view                 // read what belongs to one's tenants
+	submit               // start, end and continue runs of one's tenants
+	approve              // decide for one's tenants
+	operate              // hold and release runs of one's tenants
+	govern               // change the fleet, which all tenants share: needs all tenants
+	work                 // lease and execute runs of any tenant: needs all tenants
+	attempt              // the token of the attempt itself
+)
+
+var rights = map[Role][]right{
+	Viewer:    {view},
+	Submitter: {view, submit},
+	Approver:  {view, approve},
+	Operator:  {view, submit, approve, operate, govern, work},
+	Admin:     {view, submit, approve, operate, govern, work},
+	Worker:    {work},
+}
+
+// Principal is who asks.
+type Principal struct {
+	Name    string // in history and logs
+	Role    Role
+	Tenants []string // whose objects exist for it; nil for all
+}
+
+func (p *Principal) everywhere() bool { return p.Tenants == nil }
+
+// sees reports whether a tenant's objects exist for the principal.
+func (p *Principal) sees(tenant string) bool {
+	return p.everywhere() || slices.Contains(p.Tenants, tenant)
+}
+
+// may returns nil, or the problem of a principal that lacks a right.
+func (p *Principal) may(r right) error {
+	if !slices.Contains(rights[p.Role], r) {
+		return problem(http.StatusForbidden, api.CodeForbidden, "%s has the role %s, which does not allow this", p.Name, p.Role)
+	}
+	if (r == govern || r == work) && !p.everywhere() {
+		return problem(http.StatusForbidden, api.CodeForbidden, "%s is limited to tenants %s; this concerns all of them", p.Name, strings.Join(p.Tenants, ", "))
+	}
+	return nil
+}
+
+// Authenticator tells who a request comes from. Safe for concurrent use.
+type Authenticator interface {
+	// Authenticate returns the principal, or an error wrapping ErrNoPrincipal that repeats no secret.
+	Authenticate(r *http.Request) (Principal, error)
+}
+
+// ErrNoPrincipal is wrapped by Authenticate when the request does not prove whose it is.
+var ErrNoPrincipal = errors.New("not authenticated")
+
+// Token is an API token as configuration holds it: hashed, so that whoever reads the configuration cannot use it.
+type Token struct {
+	Name    string // of the principal
+	SHA256  string // 64 hexadecimal digits; see HashToken
+	Role    Role
+	Tenants []string // nil for all
+}
+
+// MaxToken bounds a bearer token, in bytes.
+const MaxToken = 4 << 10
+
+// HashToken is the form in which a token is configured. Tokens must be random, of 128 bits or more: the hash is fast.
+func HashToken(token string) string {
+	sum := sha256.Sum256([]byte(token))
+	return hex.EncodeToString(sum[:])
+}
+
+// Tokens authenticates API tokens, sent as a bearer or, by browsers, as the password of basic authentication.
+type Tokens struct {
+	byHash map[[sha256.Size]byte]Principal
+}
+
+// NewTokens checks the configured tokens and makes an Authenticator of them.
+func NewTokens(tokens []Token) (*Tokens, error) {
+	t := &Tokens{byHash: make(map[[sha256.Size]byte]Principal, len(tokens))}
+	for i, token := range tokens {
+		var hash [sha256.Size]byte
+		raw, err := hex.DecodeString(token.SHA256)
+		switch {
+		case token.Name == "":
+			return nil, fmt.Errorf("token %d: name is missing", i+1)
+		case err != nil || len(raw) != len(hash):
+			return nil, fmt.Errorf("token %d (%s): sha256 must be 64 hexadecimal digits", i+1, token.Name)
+		case !slices.Contains(Roles(), token.Role):
+			return nil, fmt.Errorf("token %d (%s): unknown role %q; want one of %v", i+1, token.Name, token.Role, Roles())
+		case token.Tenants != nil && len(token.Tenants) == 0:
+			return nil, fmt.Errorf("token %d (%s): an empty list of tenants allows nothing; leave it out for all", i+1, token.Name)
+		}
+		copy(hash[:], raw)
+		if other, taken := t.byHash[hash]; taken {
+			return nil, fmt.Errorf("token %d (%s): the same token as %s", i+1, token.Name, other.Name)
+		}
+		t.byHash[hash] = Principal{Name: token.Name, Role: token.Role, Tenants: slices.Clone(token.Tenants)}
+	}
+	return t, nil
+}
+
+// Authenticate implements Authenticator. Tokens are compared by their hash, so time tells nothing of them.
+func (t *Tokens) Authenticate(r *http.Request) (Principal, error) {
+	token, ok := bearer(r)
+	if !ok {
+		_, token, ok = r.BasicAuth()
+	}
+	if !ok || token == "" {
+		return Principal{}, fmt.Errorf("%w: the request carries no token; send Authorization: Bearer TOKEN", ErrNoPrincipal)
+	}
+	if len(token) > MaxToken {
+		return Principal{}, fmt.Errorf("%w: the token is longer than %d bytes", ErrNoPrincipal, MaxToken)
+	}
+	p, known := t.byHash[sha256.Sum256([]byte(token))]
+	if !known {
+		return Principal{}, fmt.Errorf("%w: the token is not known", ErrNoPrincipal)
+	}
+	return p, nil
+}
+
+// bearer returns the bearer token of a request.
+func bearer(r *http.Request) (string, bool) {
+	scheme, token, ok := strings.Cut(r.Header.Get("Authorization"), " ")
+	if !ok || !strings.EqualFold(scheme, "bearer") {
+		return "", false
+	}
+	return strings.TrimSpace(token), true
+}
+
+// loopback is everybody who reaches a server that listens on this machine alone.
+type loopback struct{ name string }
+
+func (l loopback) Authenticate(*http.Request) (Principal, error) {
+	return Principal{Name: l.name, Role: Admin}, nil
+}

@@ -1,0 +1,172 @@
+package dashboard
+
+import (
+	"encoding/json"
+	"fmt"
+	"html/template"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/errand-run/errand/shared/api"
+)
+
+var functions = template.FuncMap{
+	"ago":      ago,
+	"stamp":    stamp,
+	"iso":      func(t api.Time) string { return t.UTC().Format(time.RFC3339Nano) },
+	"after":    after,
+	"span":     span,
+	"dur":      func(d api.Duration) string { return short(d.Std()) },
+	"tiles":    tiles,
+	"name":     metaName,
+	"spec":     specText,
+	"figures":  figuresOf,
+	"slots":    slotsOf,
+	"usd":      func(v float64) string { return fmt.Sprintf("$%.4f", v) },
+	"query":    query,
+	"moment":   func(t *api.Time) api.Time { return *t },
+	"reversed": reversed,
+	"tone":     tone,
+	"live":     func(state string) bool { return tone(state) != "good" && tone(state) != "bad" && tone(state) != "gone" },
+	"lower":    strings.ToLower,
+}
+
+// ago is how long before now a time is.
+func ago(now time.Time, t api.Time) string {
+	d := now.Sub(t.Time)
+	if d < 0 {
+		return "in " + short(-d)
+	}
+	return short(d) + " ago"
+}
+
+func stamp(t api.Time) string { return t.UTC().Format("2006-01-02 15:04:05.000 UTC") }
+
+// after is the time from one instant to another, as +1.2s.
+func after(from, to api.Time) string { return "+" + short(to.Sub(from.Time)) }
+
+// span is how long something took, or has taken until now.
+func span(now time.Time, from, to *api.Time) string {
+	switch {
+	case from == nil:
+		return ""
+	case to == nil:
+		return short(now.Sub(from.Time)) + "…"
+	}
+	return short(to.Sub(from.Time))
+}
+
+// short is a length of time in at most two units.
+func short(d time.Duration) string {
+	switch {
+	case d < 0:
+		return "0s"
+	case d < time.Second:
+		return fmt.Sprintf("%dms", d.Milliseconds())
+	case d < 10*time.Second:
+		return fmt.Sprintf("%.1fs", d.Seconds())
+	case d < time.Minute:
+		return fmt.Sprintf("%ds", int(d.Seconds()))
+	case d < time.Hour:
+		return fmt.Sprintf("%dm %ds", int(d.Minutes()), int(d.Seconds())%60)
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%dh %dm", int(d.Hours()), int(d.Minutes())%60)
+	}
+	return fmt.Sprintf("%dd %dh", int(d.Hours())/24, int(d.Hours())%24)
+}
+
+// tile counts the runs in a state: now, or of those that ended, lately.
+type tile struct {
+	State  string
+	Count  int
+	Lately bool
+}
+
+func tiles(stats api.Stats, states []string) []tile {
+	ended := map[string]int{"succeeded": stats.Total.Succeeded, "failed": stats.Total.Failed, "canceled": stats.Total.Canceled}
+	out := make([]tile, 0, len(states))
+	for _, state := range states {
+		t := tile{State: state, Count: stats.States[state]}
+		if n, ok := ended[state]; ok {
+			t.Count, t.Lately = n, true
+		}
+		out = append(out, t)
+	}
+	return out
+}
+
+// metaName is an object's name.
+func metaName(o api.Object) string {
+	var m struct {
+		Name string `json:"name"`
+	}
+	_ = json.Unmarshal(o.Metadata, &m) // encoded by the server itself
+	return m.Name
+}
+
+// specText is a text field of an object's spec.
+func specText(o api.Object, field string) string {
+	var m map[string]any
+	_ = json.Unmarshal(o.Spec, &m) // encoded by the server itself
+	s, _ := m[field].(string)
+	return s
+}
+
+// figuresOf finds the figures of an agent by name.
+func figuresOf(all []api.NamedFigures, name string) api.Figures {
+	for _, f := range all {
+		if f.Name == name {
+			return f.Figures
+		}
+	}
+	return api.Figures{}
+}
+
+// slotsOf sums the load of a target over its nodes.
+func slotsOf(o api.Object) api.TargetStats {
+	out := api.TargetStats{Name: metaName(o)}
+	if o.Status != nil {
+		out.Capacity, out.Used = o.Status.Capacity, o.Status.Running
+	}
+	return out
+}
+
+// query is the address of the first page with filters.
+func query(state, agent, token string) string {
+	q := url.Values{}
+	for _, p := range [][2]string{{"state", state}, {"agent", agent}, {"pageToken", token}} {
+		if p[1] != "" {
+			q.Set(p[0], p[1])
+		}
+	}
+	if len(q) == 0 {
+		return "/"
+	}
+	return "/?" + q.Encode()
+}
+
+func reversed(events []api.Event) []api.Event {
+	out := make([]api.Event, len(events))
+	for i, e := range events {
+		out[len(out)-1-i] = e
+	}
+	return out
+}
+
+// tone is how a state looks.
+func tone(state string) string {
+	switch state {
+	case "succeeded", "done":
+		return "good"
+	case "failed", "start-failed", "unknown":
+		return "bad"
+	case "canceled", "abandoned":
+		return "gone"
+	case "running", "assigned":
+		return "busy"
+	case "held", "unschedulable", "backoff", "suspended", "canceling", "compensating":
+		return "warn"
+	}
+	return "idle"
+}

@@ -1,0 +1,76 @@
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+
+	"github.com/errand-run/errand/shared/control"
+	"github.com/errand-run/errand/shared/fleet"
+	"github.com/errand-run/errand/shared/run"
+	"github.com/errand-run/errand/shared/runtime"
+)
+
+// Plane is what the doors ask of the control plane. *control.Plane is one. Safe for concurrent use. Expected refusals
+// are *control.Refusal; reports of stale attempts wrap run.ErrFenced.
+type Plane interface {
+	Ready() error
+	Health() (leader bool, epoch int64)
+	Stats(window time.Duration, agent, tenant string) control.Stats
+
+	runPlane
+	fleetPlane
+	workerPlane
+}
+
+type runPlane interface {
+	Submit(ctx context.Context, asked []control.Submission) []control.Submitted
+	Get(ctx context.Context, id string) (*run.Record, error)
+	// Await returns the run once it is over, or as it is after the timeout.
+	Await(ctx context.Context, id string, timeout time.Duration) (*run.Record, error)
+	List(ctx context.Context, f control.Filter, limit int, pageToken string) (control.RunPage, error)
+	History(ctx context.Context, id string, afterSeq int64, limit int) ([]control.HistoryEvent, error)
+	// Watch tells every change in this process until the returned function is called; a watcher that falls behind
+	// finds the channel closed.
+	Watch(ctx context.Context, buffer int) (<-chan control.Change, func())
+	Value(ctx context.Context, v run.Payload) (json.RawMessage, error)
+	Attempts(ctx context.Context, id string) ([]run.Attempt, error)
+	Tree(ctx context.Context, id string) (control.TreeNode, error)
+	// Logs returns lines after a position, "" for the first; next is the position after the last of them, also when
+	// there are no more lines yet.
+	Logs(ctx context.Context, id, after string, limit int) (lines []runtime.LogLine, next string, err error)
+	Explain(ctx context.Context, id, target string) (control.Explanation, error)
+
+	Cancel(ctx context.Context, id string, q control.CancelRequest) (*run.Record, error)
+	PreviewCancel(ctx context.Context, id string) (control.CancelPreview, error)
+	Retry(ctx context.Context, id string, input json.RawMessage, actor string) (*run.Record, error)
+	Suspend(ctx context.Context, id, actor string) (*run.Record, error)
+	Resume(ctx context.Context, id, actor string) (*run.Record, error)
+	Signal(ctx context.Context, id, name, key string, payload json.RawMessage, actor string) (*run.Record, error)
+	Score(ctx context.Context, id string, score float64, by, comment string) (*run.Record, error)
+
+	Receipts(ctx context.Context, runID string) ([]run.Receipt, error)
+	UnknownReceipts(ctx context.Context, limit int, pageToken string) (receipts []run.Receipt, next string, err error)
+	Receipt(ctx context.Context, id string) (run.Receipt, error)
+	Resolve(ctx context.Context, id string, happened bool, result json.RawMessage, by string) (run.Receipt, error)
+}
+
+type fleetPlane interface {
+	Apply(ctx context.Context, objects []fleet.Object, o control.ApplyOptions) ([]control.Applied, error)
+	Declared(ctx context.Context, kind string) ([]control.Declared, error)
+	DeclaredOne(ctx context.Context, kind, name string) (control.Declared, error)
+	// Delete removes a declaration of exactly the revision; 0 is any.
+	Delete(ctx context.Context, kind, name string, revision int64, actor string) error
+	PauseAgent(ctx context.Context, name string, paused bool, actor string) error
+}
+
+type workerPlane interface {
+	Begin(ctx context.Context, b control.Beginning) (runtime.Assignment, error)
+	Lease(ctx context.Context, q control.LeaseRequest) (control.LeaseResponse, error)
+	Beat(ctx context.Context, b control.WorkerBeat) (control.WorkerStanding, error)
+	// Verify returns what an attempt's token allows, or an error that does not repeat the token.
+	Verify(token string) (control.Grant, error)
+	Report(ctx context.Context, reports []runtime.Report) []runtime.Result
+	BeginEffect(ctx context.Context, b control.EffectBegin) (control.EffectAnswer, error)
+	EndEffect(ctx context.Context, e control.EffectEnd) (runtime.Result, error)
+}
