@@ -1,0 +1,180 @@
+// Package httpio executes an attempt as one HTTP request: its document as the body, its answer in the response.
+//
+// What a response means:
+//
+//	2xx                 the answer, see runtime.ParseResult
+//	429                 failed: class throttled, after Retry-After
+//	408 425 502 503 504 failed: class infrastructure, after Retry-After
+//	other 4xx           failed for good: class user, code the status; 409 and 423 may be tried again
+//	500 and other 5xx   failed: class user, code the status; 501 and 505 for good
+//	3xx                 failed for good: redirects are not followed, for the token would go along
+//	no connection       failed: class infrastructure, nothing has begun
+//	broken connection   failed: class lost, for nobody knows what became of it
+//
+// The body of a response that is no 2xx may be a frame with an error, which refines code, message and retrying.
+//
+// Imports: run, runtime.
+package httpio
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/errand-run/errand/shared/run"
+	"github.com/errand-run/errand/shared/runtime"
+)
+
+// Codes of failures without a status.
+const (
+	CodeUnreachable = "Unreachable"
+	CodeBroken      = "ConnectionBroken"
+)
+
+// NewClient returns a client that follows no redirect. Each request has a connection of its own: on one that was kept, a
+// server's closing it cannot be told from a server that took the run and died.
+func NewClient() *http.Client {
+	return &http.Client{
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		Transport: &http.Transport{
+			Proxy:       http.ProxyFromEnvironment,
+			DialContext: (&net.Dialer{Timeout: 10 * time.Second, KeepAlive: 15 * time.Second}).DialContext,
+			// The handler may take its time over the answer: there is no limit but the context's.
+			TLSHandshakeTimeout: 10 * time.Second, DisableKeepAlives: true, MaxResponseHeaderBytes: 64 << 10,
+		},
+	}
+}
+
+// Do posts the attempt's document to url and returns what ended it, with run and number. Ended is never set: a response
+// does not tell whether the handler is gone. now serves for dates in Retry-After. When ctx ends the report means
+// nothing: the caller knows why.
+func Do(ctx context.Context, client *http.Client, url string, a *runtime.Assignment, document []byte, now func() time.Time) runtime.Report {
+	report := do(ctx, client, url, a, document, now)
+	report.Run, report.N = a.Run, a.N
+	report.Message = run.Clip(report.Message, run.MaxMessage)
+	return report
+}
+
+func do(ctx context.Context, client *http.Client, url string, a *runtime.Assignment, document []byte, now func() time.Time) runtime.Report {
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(document))
+	if err != nil {
+		return failed(run.ClassInfrastructure, CodeUnreachable, fmt.Sprintf("request to %s: %v", url, err))
+	}
+	// The answer to a request that was sent must not come from a second one.
+	request.GetBody = nil
+	request.Header.Set("Content-Type", "application/json")
+	request.Header.Set("Accept", "application/json, text/plain;q=0.5")
+	if a.Token != "" {
+		request.Header.Set("Authorization", "Bearer "+a.Token)
+	}
+	if a.Trace != "" {
+		request.Header.Set("traceparent", a.Trace)
+	}
+	response, err := client.Do(request)
+	if err != nil {
+		return broken(url, err)
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(response.Body, runtime.MaxAnswer+1))
+	switch {
+	case err != nil:
+		return broken(url, err)
+	case len(body) > runtime.MaxAnswer:
+		return runtime.TooLarge()
+	}
+	return judge(response, body, now)
+}
+
+// broken tells a connection that never came about from one that broke.
+func broken(url string, err error) runtime.Report {
+	var op *net.OpError
+	var dns *net.DNSError
+	if errors.As(err, &op) && op.Op == "dial" || errors.As(err, &dns) {
+		return failed(run.ClassInfrastructure, CodeUnreachable, fmt.Sprintf("no connection: %v; is %s being served?", trim(err), url))
+	}
+	return failed(run.ClassLost, CodeBroken, fmt.Sprintf("the connection broke before the answer was complete: %v", trim(err)))
+}
+
+// trim leaves out the method and address, which may hold what is nobody's business.
+func trim(err error) error {
+	type unwrapper interface{ Unwrap() error }
+	if u, ok := err.(unwrapper); ok && strings.HasPrefix(err.Error(), "Post ") {
+		return u.Unwrap()
+	}
+	return err
+}
+
+func judge(response *http.Response, body []byte, now func() time.Time) runtime.Report {
+	status := response.StatusCode
+	code := strconv.Itoa(status)
+	if status >= 200 && status <= 299 {
+		report, _ := runtime.ParseResult(body)
+		return report
+	}
+	// 1. The status.
+	report := failed(run.ClassUser, code, "")
+	switch status {
+	case http.StatusTooManyRequests:
+		report.Class = run.ClassThrottled
+	case http.StatusRequestTimeout, http.StatusTooEarly, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+		report.Class = run.ClassInfrastructure
+	case http.StatusConflict, http.StatusLocked:
+	case http.StatusNotImplemented, http.StatusHTTPVersionNotSupported:
+		report.Final = true
+	default:
+		report.Final = status < 500
+	}
+	report.RetryIn = retryAfter(response.Header.Get("Retry-After"), now)
+	// 2. What the body adds.
+	if said, _ := runtime.ParseResult(body); said.Type == runtime.Failed && said.Code != runtime.CodeResultInvalid {
+		report.Final = report.Final || said.Final
+		report.RetryIn = max(report.RetryIn, said.RetryIn)
+		report.Usage = said.Usage
+		report.Message = said.Message
+		if said.Code != "" {
+			report.Code = said.Code
+		}
+	}
+	if report.Message == "" {
+		report.Message = "status " + code + " " + http.StatusText(status) + excerpt(response, body)
+	}
+	if status >= 300 && status < 400 {
+		report.Message = "status " + code + ": redirects are not followed; give the address that it leads to"
+	}
+	return report
+}
+
+// excerpt is the beginning of a body that people can read.
+func excerpt(response *http.Response, body []byte) string {
+	kind, _, _ := mime.ParseMediaType(response.Header.Get("Content-Type"))
+	if len(body) == 0 || !(strings.HasPrefix(kind, "text/") && kind != "text/html" || strings.HasSuffix(kind, "json")) {
+		return ""
+	}
+	text := strings.TrimSpace(strings.ToValidUTF8(string(body[:min(len(body), 1<<10)]), ""))
+	return ": " + text
+}
+
+// maxWait bounds what a server may ask for, long before it overflows.
+const maxWait = 365 * 24 * time.Hour
+
+func retryAfter(header string, now func() time.Time) time.Duration {
+	if n, err := strconv.ParseInt(header, 10, 64); err == nil {
+		return min(time.Duration(max(min(n, int64(maxWait/time.Second)), 0))*time.Second, maxWait)
+	}
+	if at, err := http.ParseTime(header); err == nil {
+		return min(max(at.Sub(now()), 0), maxWait)
+	}
+	return 0
+}
+
+func failed(class run.Class, code, message string) runtime.Report {
+	return runtime.Report{Type: runtime.Failed, Class: class, Code: code, Message: message}
+}
