@@ -62,7 +62,7 @@ const (
 	Shed                  Reason = "Shed"                     // refused at the door, or dropped, because capacity is saturated
 	StartFailed           Reason = "StartFailed"              // the target could not start the attempt
 	ResultTooLarge        Reason = "ResultTooLarge"           // the output is over the limit
-	QuotaReached          Reason = "QuotaReached"             // held: the tenant's quota of running runs
+	QuotaReached          Reason = "QuotaReached"             // the tenant's quota of runs is used
 	ConcurrencyReached    Reason = "ConcurrencyReached"       // held: the agent's own limit
 	AgentPaused           Reason = "AgentPaused"              // held: a person paused the agent
 	NotBefore             Reason = "NotBefore"                // held: its start time has not come

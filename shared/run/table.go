@@ -23,6 +23,8 @@ var (
 	stoppable = []State{Queued, Held, Unschedulable, Assigned, Running, Waiting, Backoff, Suspended}
 )
 
+//go:generate go test -run TestStatesDoc . -update
+
 // Table is every transition that there is. docs/states.md is generated from it.
 var Table = []Transition{
 	{Event: EvSubmitted, To: Queued, Doc: "A run was accepted. Due: when its time in the queue is over."},

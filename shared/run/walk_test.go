@@ -151,7 +151,7 @@ func TestAnyWalkKeepsTheRecordWhole(t *testing.T) {
 		spec.Kind = rapid.SampledFrom([]Kind{KindAgent, KindAgent, KindWorkflow}).Draw(t, "kind")
 		r := New(spec, Event{Type: EvSubmitted, At: t0, Due: t0 + 1000})
 		var history []Event
-		for i := range 50 {
+		for i := range 40 {
 			e := anyEvent(t, r, huge)
 			if err := Decide(r, &e); err != nil {
 				var state *StateError
