@@ -143,6 +143,11 @@ func (d *doctor) dataFolder(data string) {
 	d.add("data", checkOK, "%s can be written and flushed", dir)
 }
 
+func isFolder(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.IsDir()
+}
+
 // existingParent is the folder, or the nearest one above it that exists.
 func existingParent(dir string) string {
 	for {

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/errand-run/errand/shared/api"
+	"github.com/errand-run/errand/shared/cli/internal/inputs"
 	"github.com/errand-run/errand/shared/cli/internal/render"
 )
 
@@ -124,9 +125,9 @@ const (
 // runForEach submits a run for each file, batch by batch, and shows or awaits all of them.
 func (a *app) runForEach(ctx context.Context, c *api.Client, proto api.Submit, words []string, f *runFlags) error {
 	// 1. Which files, and that each has a key of its own.
-	files, err := expandFiles(words)
+	files, err := inputs.Expand(words)
 	if err != nil {
-		return err
+		return &exitError{ExitUsage, err}
 	}
 	if proto.Key != "" {
 		first := make(map[string]string)
@@ -185,7 +186,7 @@ func nextBatch(proto api.Submit, files []string) ([]api.Submit, error) {
 	var batch []api.Submit
 	size := 0
 	for _, file := range files {
-		input, err := fileInput(file)
+		input, err := inputs.FromFile(file)
 		if err != nil {
 			return nil, err
 		}

@@ -6,5 +6,4 @@ const defaultData = ".errand/dev.db"
 const memoryData = ":memory:"
 
 func (a *app) devCommand() *cobra.Command   { return &cobra.Command{Use: "dev"} }
-func (a *app) execCommand() *cobra.Command  { return &cobra.Command{Use: "exec"} }
 func (a *app) benchCommand() *cobra.Command { return &cobra.Command{Use: "bench"} }

@@ -1,4 +1,5 @@
-package cli
+// Package inputs turns files into the inputs of runs. Everything it reads is bounded.
+package inputs
 
 import (
 	"bytes"
@@ -17,42 +18,8 @@ import (
 	"github.com/errand-run/errand/shared/api"
 )
 
-// readValue reads a JSON value given as text, as @FILE, or as - for standard input. "" is no value.
-func (a *app) readValue(flag, text string) (json.RawMessage, error) {
-	var data []byte
-	var from string
-	switch {
-	case text == "":
-		return nil, nil
-	case text == "-":
-		from = "standard input"
-		b, err := io.ReadAll(io.LimitReader(a.in, api.MaxPayload+1))
-		if err != nil {
-			return nil, fmt.Errorf("read %s from standard input: %w", flag, err)
-		}
-		data = b
-	case text[0] == '@':
-		from = text[1:]
-		b, err := readBounded(from)
-		if err != nil {
-			return nil, fmt.Errorf("read %s: %w", flag, err)
-		}
-		data = b
-	default:
-		from = "the command line"
-		data = []byte(text)
-	}
-	if len(data) > api.MaxPayload {
-		return nil, fmt.Errorf("%s from %s: larger than %d MiB, the limit of one value", flag, from, api.MaxPayload>>20)
-	}
-	if err := checkJSON(data); err != nil {
-		return nil, usagef("%s from %s is not one JSON document: %v; want JSON such as '{\"name\":\"x\"}', @FILE or -", flag, from, err)
-	}
-	return json.RawMessage(data), nil
-}
-
-// checkJSON says where the data stops being one JSON document.
-func checkJSON(data []byte) error {
+// CheckJSON says where the data stops being one JSON document.
+func CheckJSON(data []byte) error {
 	var v json.RawMessage
 	err := json.Unmarshal(data, &v)
 	if syntax, ok := err.(*json.SyntaxError); ok {
@@ -61,8 +28,8 @@ func checkJSON(data []byte) error {
 	return err
 }
 
-// readBounded reads a regular file of at most one payload.
-func readBounded(path string) ([]byte, error) {
+// Read reads a regular file of at most one payload.
+func Read(path string) ([]byte, error) {
 	info, err := os.Stat(path)
 	switch {
 	case err != nil:
@@ -87,16 +54,16 @@ func readBounded(path string) ([]byte, error) {
 	return b, nil
 }
 
-// fileInput is the input of a run that is to work on a file: a JSON file as it is, any other as
+// FromFile is the input of a run that is to work on a file: a JSON file as it is, any other as
 // {"name", "contentType", "text"}, or "base64" where it is not UTF-8.
-func fileInput(path string) (json.RawMessage, error) {
-	data, err := readBounded(path)
+func FromFile(path string) (json.RawMessage, error) {
+	data, err := Read(path)
 	if err != nil {
 		return nil, err
 	}
 	name := filepath.Base(path)
 	if strings.EqualFold(filepath.Ext(name), ".json") {
-		if err := checkJSON(data); err != nil {
+		if err := CheckJSON(data); err != nil {
 			return nil, fmt.Errorf("%s: not one JSON document: %w", path, err)
 		}
 		return json.RawMessage(data), nil
@@ -147,9 +114,9 @@ func contentType(name string, data []byte) string {
 	return t
 }
 
-// expandFiles turns words into files: a word with a pattern that the shell left alone stands for what matches it. The
+// Expand turns words into files: a word with a pattern that the shell left alone stands for what matches it. The
 // order is that of the words, sorted within a pattern; a file that is named twice counts once.
-func expandFiles(words []string) ([]string, error) {
+func Expand(words []string) ([]string, error) {
 	var files []string
 	seen := make(map[string]bool)
 	for _, word := range words {
@@ -157,12 +124,12 @@ func expandFiles(words []string) ([]string, error) {
 		if _, err := os.Stat(word); err != nil && strings.ContainsAny(word, "*?[") {
 			found, err := filepath.Glob(word)
 			if err != nil {
-				return nil, usagef("--for-each %q: %v", word, err)
+				return nil, fmt.Errorf("--for-each %q: %v", word, err)
 			}
 			slices.Sort(found)
 			matches = slices.DeleteFunc(found, isFolder)
 			if len(matches) == 0 {
-				return nil, usagef("--for-each %q: no file matches", word)
+				return nil, fmt.Errorf("--for-each %q: no file matches", word)
 			}
 		}
 		for _, m := range matches {

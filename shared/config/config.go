@@ -1,0 +1,186 @@
+// Package config reads what a control process is told by its environment, checks all of it at once, and opens what it
+// names: store, authentication. Names and forms are those of the documentation; a form that this build does not know is
+// refused by name.
+package config
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/sethvargo/go-envconfig"
+
+	"github.com/errand-run/errand/shared/server"
+	"github.com/errand-run/errand/shared/store"
+	"github.com/errand-run/errand/shared/store/memory"
+	"github.com/errand-run/errand/shared/store/sqlite"
+)
+
+// Server is the configuration of a control process.
+type Server struct {
+	// Port to listen on: of all interfaces, or of this machine alone when Auth is AuthLoopback.
+	Port string `env:"PORT, default=8080"`
+	// Store: sqlite:FILE, or memory.
+	Store string `env:"ERRAND_STORE, default=sqlite:errand.db"`
+	// Bus wakes other control processes: local, for one process.
+	Bus string `env:"ERRAND_BUS, default=local"`
+	// Runtime lists what this process can start attempts on: local. Workers that pull need none of it.
+	Runtime []string `env:"ERRAND_RUNTIME, default=local"`
+	// Auth: loopback, which needs no login and serves this machine alone, or tokens:FILE, a JSON list of API tokens.
+	Auth string `env:"ERRAND_AUTH, default=loopback"`
+	// Ledger is the file that remembers local processes, so that the next server ends what a killed one left.
+	Ledger string `env:"ERRAND_LEDGER, default=.errand/processes"`
+}
+
+// AuthLoopback serves this machine alone, without login.
+const AuthLoopback = "loopback"
+
+// later are forms that are documented and come with the cloud; a message that names them helps more than "unknown".
+var later = []string{"firestore", "pubsub", "cloudrun", "oidc"}
+
+// Load reads the environment through lookup, such as os.LookupEnv. The error names every variable that is wrong.
+func Load(ctx context.Context, lookup func(string) (string, bool)) (*Server, error) {
+	s := new(Server)
+	err := envconfig.ProcessWith(ctx, &envconfig.Config{Target: s, Lookuper: lookuper(lookup)})
+	if err != nil {
+		return nil, fmt.Errorf("read the environment: %w", err)
+	}
+	var faults []error
+	fault := func(name, value, format string, args ...any) {
+		faults = append(faults, fmt.Errorf("%s=%.100q: %s", name, value, fmt.Sprintf(format, args...)))
+	}
+	if n, err := strconv.Atoi(s.Port); err != nil || n < 0 || n > 65535 {
+		fault("PORT", s.Port, "want a port, 0 to 65535")
+	}
+	if _, err := ParseStore(s.Store); err != nil {
+		fault("ERRAND_STORE", s.Store, "%v", err)
+	}
+	if err := oneOf(s.Bus, "local"); err != nil {
+		fault("ERRAND_BUS", s.Bus, "%v", err)
+	}
+	for _, r := range s.Runtime {
+		if err := oneOf(r, "local", "none"); err != nil {
+			fault("ERRAND_RUNTIME", r, "%v", err)
+		}
+	}
+	if file, isTokens := strings.CutPrefix(s.Auth, "tokens:"); !isTokens || file == "" {
+		if err := oneOf(s.Auth, AuthLoopback, "tokens:FILE"); err != nil {
+			fault("ERRAND_AUTH", s.Auth, "%v", err)
+		}
+	}
+	return s, errors.Join(faults...)
+}
+
+type lookuper func(string) (string, bool)
+
+// Lookup treats a variable that is set to nothing as one that is not set.
+func (l lookuper) Lookup(name string) (string, bool) {
+	v, ok := l(name)
+	return v, ok && v != ""
+}
+
+func oneOf(value string, known ...string) error {
+	driver, _, _ := strings.Cut(value, ":")
+	switch {
+	case slices.Contains(known, value):
+		return nil
+	case slices.Contains(later, driver):
+		return fmt.Errorf("%s is not in this build yet; want %s", driver, strings.Join(known, " or "))
+	}
+	return fmt.Errorf("want %s", strings.Join(known, " or "))
+}
+
+// LocalRuntime reports whether attempts are started on this machine.
+func (s *Server) LocalRuntime() bool { return slices.Contains(s.Runtime, "local") }
+
+// AuthKind names the authentication without its details.
+func (s *Server) AuthKind() string {
+	kind, _, _ := strings.Cut(s.Auth, ":")
+	return kind
+}
+
+// Address is what to listen on.
+func (s *Server) Address() string {
+	if s.Auth == AuthLoopback {
+		return "127.0.0.1:" + s.Port
+	}
+	return ":" + s.Port
+}
+
+// StorePlace is a store as configuration names it.
+type StorePlace struct {
+	Memory bool
+	File   string // of SQLite
+}
+
+// ParseStore reads the form of ERRAND_STORE.
+func ParseStore(text string) (StorePlace, error) {
+	if file, ok := strings.CutPrefix(text, "sqlite:"); ok && file != "" {
+		return StorePlace{File: file}, nil
+	}
+	if text == "memory" {
+		return StorePlace{Memory: true}, nil
+	}
+	return StorePlace{}, oneOf(text, "sqlite:FILE", "memory")
+}
+
+// Open opens the store, and makes the folder of its file.
+func (p StorePlace) Open(ctx context.Context) (store.Store, error) {
+	if p.Memory {
+		return memory.Open(), nil
+	}
+	if dir := filepath.Dir(p.File); dir != "." {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return nil, fmt.Errorf("open store %s: %w", p.File, err)
+		}
+	}
+	s, err := sqlite.Open(ctx, p.File, sqlite.Options{})
+	if errors.Is(err, store.ErrLocked) {
+		return nil, fmt.Errorf("%w; stop the other process, or use another file", err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// maxTokenFile bounds the list of tokens, in bytes.
+const maxTokenFile = 1 << 20
+
+// Authenticator makes what Auth names; nil for AuthLoopback.
+func (s *Server) Authenticator() (server.Authenticator, error) {
+	if s.Auth == AuthLoopback {
+		return nil, nil
+	}
+	file := strings.TrimPrefix(s.Auth, "tokens:")
+	info, err := os.Stat(file)
+	if err != nil {
+		return nil, fmt.Errorf("read API tokens: %w", err)
+	}
+	if info.Size() > maxTokenFile {
+		return nil, fmt.Errorf("read API tokens: %s: larger than %d bytes", file, maxTokenFile)
+	}
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("read API tokens: %w", err)
+	}
+	var tokens []server.Token
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&tokens); err != nil {
+		// The decoder's words may repeat what is in the file, but only names of fields and types, never values.
+		return nil, fmt.Errorf("read API tokens: %s: %w; want [{\"name\": …, \"sha256\": …, \"role\": …, \"tenants\": […]}]", file, err)
+	}
+	auth, err := server.NewTokens(tokens)
+	if err != nil {
+		return nil, fmt.Errorf("read API tokens: %s: %w", file, err)
+	}
+	return auth, nil
+}

@@ -1,0 +1,116 @@
+package config
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/errand-run/errand/shared/server"
+	"github.com/errand-run/errand/shared/store"
+)
+
+func environment(vars map[string]string) func(string) (string, bool) {
+	return func(name string) (string, bool) {
+		v, ok := vars[name]
+		return v, ok
+	}
+}
+
+func TestLoad(t *testing.T) {
+	tests := map[string]struct {
+		env         map[string]string
+		wantAddress string
+		wantErrors  []string // all of them, each in the message
+	}{
+		"nothing set serves this machine alone": {wantAddress: "127.0.0.1:8080"},
+		"a variable set to nothing is not set":  {env: map[string]string{"PORT": ""}, wantAddress: "127.0.0.1:8080"},
+		"with tokens all interfaces are served": {
+			env: map[string]string{"PORT": "9000", "ERRAND_AUTH": "tokens:t.json"}, wantAddress: ":9000",
+		},
+		"every fault is told at once": {
+			env: map[string]string{
+				"PORT": "http", "ERRAND_STORE": "postgres:x", "ERRAND_BUS": "nats", "ERRAND_RUNTIME": "local,k8s", "ERRAND_AUTH": "none",
+			},
+			wantErrors: []string{`PORT="http"`, `ERRAND_STORE="postgres:x": want sqlite:FILE or memory`, `ERRAND_BUS="nats"`, `ERRAND_RUNTIME="k8s"`, `ERRAND_AUTH="none"`},
+		},
+		"what comes with the cloud is refused by name": {
+			env:        map[string]string{"ERRAND_STORE": "firestore:p/d", "ERRAND_BUS": "pubsub:p", "ERRAND_RUNTIME": "cloudrun:p/r"},
+			wantErrors: []string{"firestore is not in this build yet", "pubsub is not in this build yet", "cloudrun is not in this build yet"},
+		},
+		"a form without its value is refused": {
+			env:        map[string]string{"ERRAND_STORE": "sqlite:", "ERRAND_AUTH": "tokens:"},
+			wantErrors: []string{"ERRAND_STORE", "ERRAND_AUTH"},
+		},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			s, err := Load(context.Background(), environment(tt.env))
+			for _, want := range tt.wantErrors {
+				if err == nil || !strings.Contains(err.Error(), want) {
+					t.Errorf("Load: error %v, want it to say %q", err, want)
+				}
+			}
+			if tt.wantErrors != nil {
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := s.Address(); got != tt.wantAddress {
+				t.Errorf("Address() = %q, want %q", got, tt.wantAddress)
+			}
+		})
+	}
+}
+
+func TestStorePlaceOpenMakesTheFolderAndNamesTheOtherProcess(t *testing.T) {
+	place, err := ParseStore("sqlite:" + filepath.Join(t.TempDir(), "new", "errand.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, err := place.Open(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer first.Close()
+	_, err = place.Open(context.Background())
+	if !errors.Is(err, store.ErrLocked) || !strings.Contains(err.Error(), "stop the other process") {
+		t.Errorf("second Open: %v, want ErrLocked with what to do", err)
+	}
+}
+
+func TestAuthenticator(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "tokens.json")
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := &Server{Auth: "tokens:" + file}
+
+	if _, err := s.Authenticator(); err == nil {
+		t.Error("a missing file is no error")
+	}
+	write(`[{"name": "ada", "sha256": "` + server.HashToken("secret") + `", "role": "viewer"}]`)
+	auth, err := s.Authenticator()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, _ := http.NewRequest(http.MethodGet, "/", nil)
+	r.Header.Set("Authorization", "Bearer secret")
+	if p, err := auth.Authenticate(r); err != nil || p.Name != "ada" {
+		t.Errorf("Authenticate = %+v, %v, want ada", p, err)
+	}
+	write(`[{"name": "ada", "token": "secret"}]`)
+	if _, err := s.Authenticator(); err == nil || strings.Contains(err.Error(), "secret") {
+		t.Errorf("unknown field: error %v, want one that keeps the secret", err)
+	}
+	if auth, err := (&Server{Auth: AuthLoopback}).Authenticator(); auth != nil || err != nil {
+		t.Errorf("loopback: %v, %v, want none", auth, err)
+	}
+}

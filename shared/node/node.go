@@ -1,0 +1,233 @@
+// Package node is one control process: control plane, local runtime and HTTP door over a store, started and stopped in
+// the order that loses nothing. The server on Cloud Run and `errand dev` are both a node.
+package node
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/subtle"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/errand-run/errand/shared/control"
+	"github.com/errand-run/errand/shared/fleet"
+	"github.com/errand-run/errand/shared/runtime"
+	"github.com/errand-run/errand/shared/runtime/local"
+	"github.com/errand-run/errand/shared/server"
+	"github.com/errand-run/errand/shared/store"
+	"github.com/errand-run/errand/shared/store/sqlite"
+	"github.com/errand-run/errand/shared/version"
+)
+
+// Options of a Node. Store and Listener are required; both are closed by Close, and by a Start that fails.
+type Options struct {
+	Store    store.Store
+	Listener net.Listener
+	// Auth tells who asks; nil serves this machine alone, without login, and everybody is As ("local" when empty).
+	Auth server.Authenticator
+	As   string
+	// Local starts attempts on this machine.
+	Local bool
+	// Ledger is the file that remembers local processes, so that the next node ends what a killed one left; with "" the
+	// warden alone does that. Its folder is made.
+	Ledger string
+	// Output takes what local processes write that serve many runs, and what builds write; nil drops it.
+	Output func(agent, process, stream, text string)
+	Name   string // in the dispatcher lease and in history; host name and process when empty
+	Logger *slog.Logger
+}
+
+// Node is a control process under way.
+type Node struct {
+	o      Options
+	plane  *control.Plane
+	local  *local.Runtime // nil without
+	server *server.Server
+	url    string
+	// workerToken is what processes of this node ask for runs with; "" where there is no login.
+	workerToken string
+	stop        context.CancelFunc
+	serving     chan struct{} // closed when serveErr is there
+	err         error         // of serving
+}
+
+// Start starts everything and returns when requests are answered.
+func Start(ctx context.Context, o Options) (_ *Node, err error) {
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if o.Name == "" {
+		host, err := os.Hostname()
+		if err != nil {
+			host = "control"
+		}
+		o.Name = fmt.Sprintf("%.40s-%d", host, os.Getpid())
+	}
+	n := &Node{o: o, serving: make(chan struct{}), url: loopbackURL(o.Listener.Addr())}
+	if o.Auth != nil && o.Local {
+		n.workerToken = rand.Text()
+		n.o.Auth = withWorkers{o.Auth, n.workerToken}
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("start: %w", err), n.abandon())
+		}
+	}()
+	// 1. What starts attempts, which first ends what a dead process left behind.
+	runtimes := make(map[fleet.Runtime]runtime.Runtime)
+	if o.Local {
+		if n.local, err = n.newLocal(); err != nil {
+			return nil, err
+		}
+		runtimes[fleet.RuntimeLocal] = n.local
+	}
+	// 2. What decides. It and the runtime know each other.
+	n.plane, err = control.New(control.Config{Store: o.Store, Logger: o.Logger, Runtimes: runtimes, Name: o.Name})
+	if err != nil {
+		return nil, err
+	}
+	if n.local != nil {
+		n.local.SetReporter(n.plane)
+	}
+	// 3. The door, before the first decision: workers that are started report to it.
+	n.server, err = server.New(server.Options{
+		Plane: n.plane, Auth: n.o.Auth, Loopback: o.Auth == nil, As: o.As, Logger: o.Logger,
+		Version: version.Get().Version, Store: o.Store.Describe(), Metrics: storeMetrics(o.Store),
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := n.plane.Start(ctx); err != nil {
+		return nil, err
+	}
+	serveCtx, stop := context.WithCancel(context.WithoutCancel(ctx))
+	n.stop = stop
+	go func() {
+		defer close(n.serving)
+		n.err = n.server.Serve(serveCtx, o.Listener, httpGrace)
+	}()
+	return n, nil
+}
+
+// httpGrace is for requests under way; streams and long polls end at once.
+const httpGrace = 5 * time.Second
+
+func (n *Node) newLocal() (*local.Runtime, error) {
+	o := local.Options{
+		URL: func() string { return n.url }, WorkerToken: n.workerToken,
+		// The plane is made after the runtime and asks nothing of it before Start.
+		Held: func(worker string) []runtime.Held { return n.plane.Held(worker) },
+		SaveSession: func(ctx context.Context, key string, state json.RawMessage) error {
+			return n.plane.SaveSession(ctx, key, state)
+		},
+		Output: n.o.Output, Ledger: n.o.Ledger, Warden: true, Logger: n.o.Logger,
+	}
+	if o.Ledger != "" {
+		if err := os.MkdirAll(filepath.Dir(o.Ledger), 0o700); err != nil {
+			return nil, fmt.Errorf("make the folder of the ledger: %w", err)
+		}
+	}
+	return local.New(o)
+}
+
+// withWorkers lets processes that this node started in, besides whom the configuration does.
+type withWorkers struct {
+	server.Authenticator
+	token string
+}
+
+func (a withWorkers) Authenticate(r *http.Request) (server.Principal, error) {
+	given := strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")
+	if subtle.ConstantTimeCompare([]byte(given), []byte(a.token)) == 1 {
+		return server.Principal{Name: "local worker", Role: server.Worker}, nil
+	}
+	return a.Authenticator.Authenticate(r)
+}
+
+// abandon undoes a Start that failed.
+func (n *Node) abandon() error {
+	var faults []error
+	if n.server != nil {
+		n.server.Close()
+	}
+	if n.local != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		faults = append(faults, n.local.Close(ctx, 0))
+	}
+	return errors.Join(append(faults, n.o.Listener.Close(), n.o.Store.Close())...)
+}
+
+// URL is the address of the node on this machine.
+func (n *Node) URL() string { return n.url }
+
+// Plane is the control plane.
+func (n *Node) Plane() *control.Plane { return n.plane }
+
+// Failed is closed when the node has stopped serving, by itself or by Close; Err says why.
+func (n *Node) Failed() <-chan struct{} { return n.serving }
+
+// Err is why serving ended; valid once Failed is closed.
+func (n *Node) Err() error { return n.err }
+
+// Close stops the node: attempts on this machine get the grace to end and are handed back, requests are finished, the
+// lead is given up, and the store is closed. ctx bounds what has no bound of its own.
+func (n *Node) Close(ctx context.Context, grace time.Duration) error {
+	var faults []error
+	note := func(what string, err error) {
+		if err != nil {
+			faults = append(faults, fmt.Errorf("%s: %w", what, err))
+		}
+	}
+	// 1. Attempts first: what they still report has to be taken.
+	if n.local != nil {
+		note("stop local processes", n.local.Close(ctx, grace))
+	}
+	// 2. Nobody asks any more.
+	n.stop()
+	<-n.serving
+	note("serve", n.err)
+	// 3. Nobody decides any more, and nothing is written.
+	note("stop the control plane", n.plane.Close(ctx))
+	note("close the store", n.o.Store.Close())
+	return errors.Join(faults...)
+}
+
+// loopbackURL is how processes of this machine reach a listener.
+func loopbackURL(addr net.Addr) string {
+	host, port, err := net.SplitHostPort(addr.String())
+	if err != nil {
+		return "http://" + addr.String()
+	}
+	if ip := net.ParseIP(host); ip == nil || ip.IsUnspecified() {
+		host = "127.0.0.1"
+	}
+	return "http://" + net.JoinHostPort(host, port)
+}
+
+// storeMetrics counts what the store does to the disk, where it knows.
+func storeMetrics(s store.Store) []prometheus.Collector {
+	db, ok := s.(*sqlite.Store)
+	if !ok {
+		return nil
+	}
+	counter := func(name, help string, value func(sqlite.Stats) int64) prometheus.Collector {
+		return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help},
+			func() float64 { return float64(value(db.Stats())) })
+	}
+	return []prometheus.Collector{
+		counter("errand_store_units_total", "Atomic changes written.", func(s sqlite.Stats) int64 { return s.Units }),
+		counter("errand_store_transactions_total", "Transactions that wrote them.", func(s sqlite.Stats) int64 { return s.Transactions }),
+		counter("errand_store_flushes_total", "Waits for the disk.", func(s sqlite.Stats) int64 { return s.Flushes }),
+	}
+}
