@@ -38,7 +38,7 @@ func (s *Server) fleetDoors() {
 		ordinary(s, door{
 			method: "GET", path: "/v1/" + c.path, id: "list" + c.kind + "s", tag: "fleet", need: view,
 			summary: "List " + c.path + ", by name, with every default in effect and their status.", errors: []int{400},
-		}, func(ctx context.Context, in *pageInput) (*answer[api.List[api.Object]], error) {
+		}, func(ctx context.Context, in *Page) (*answer[api.List[api.Object]], error) {
 			return s.listDeclared(ctx, c.kind, in)
 		})
 		ordinary(s, door{
@@ -102,7 +102,7 @@ type nameInput struct {
 }
 
 type deleteInput struct {
-	nameInput
+	Name    string `path:"name"`
 	IfMatch string `header:"If-Match" doc:"an etag"`
 }
 
@@ -175,7 +175,7 @@ func (p *Principal) visible(o fleet.Object) bool {
 	return len(only) == 0 || slices.ContainsFunc(only, p.sees)
 }
 
-func (s *Server) listDeclared(ctx context.Context, kind string, in *pageInput) (*answer[api.List[api.Object]], error) {
+func (s *Server) listDeclared(ctx context.Context, kind string, in *Page) (*answer[api.List[api.Object]], error) {
 	all, err := s.plane.Declared(ctx, kind)
 	if err != nil {
 		return nil, err

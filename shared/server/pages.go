@@ -122,7 +122,7 @@ func (s *Server) overviewPage(r *http.Request) (any, error) {
 		kind string
 		into *[]api.Object
 	}{{fleet.KindAgent, &out.Agents}, {fleet.KindTarget, &out.Targets}} {
-		list, err := s.listDeclared(ctx, part.kind, &pageInput{Limit: api.MaxPage})
+		list, err := s.listDeclared(ctx, part.kind, &Page{Limit: api.MaxPage})
 		if err != nil {
 			return nil, err
 		}

@@ -53,7 +53,7 @@ type receiptInput struct {
 }
 
 type unknownInput struct {
-	pageInput
+	Page
 	State  string `query:"state" required:"true" enum:"unknown" doc:"only unknown ones can be listed over all runs"`
 	Tenant string `query:"tenant"`
 }

@@ -41,12 +41,13 @@ type runInput struct {
 	ID string `path:"id" doc:"id of the run"`
 }
 
-type pageInput struct {
+// Page is the part of a list that is asked for. Huma finds embedded parameters in exported types alone.
+type Page struct {
 	Limit     int    `query:"limit" minimum:"1" maximum:"1000" doc:"items on a page; 100 unless given"`
 	PageToken string `query:"pageToken" maxLength:"1024" doc:"nextPageToken of the page before"`
 }
 
-func (p *pageInput) limit() int {
+func (p *Page) limit() int {
 	if p.Limit == 0 {
 		return pageSize
 	}
@@ -62,7 +63,7 @@ type tagged[T any] struct {
 }
 
 type listRunsInput struct {
-	pageInput
+	Page
 	Agent    string   `query:"agent"`
 	Workflow string   `query:"workflow"`
 	Job      string   `query:"job"`
@@ -224,7 +225,7 @@ func (s *Server) listAttempts(ctx context.Context, in *runInput) (*answer[api.Li
 }
 
 type explainInput struct {
-	runInput
+	ID     string `path:"id" doc:"id of the run"`
 	Target string `query:"target" doc:"why not there"`
 }
 
