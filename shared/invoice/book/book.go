@@ -41,7 +41,9 @@ type Entry struct {
 	Vendor   string `json:"vendor,omitempty"` // empty when unknown
 }
 
-// A Book holds one entry for each invoice. The zero Book is empty.
+// A Book holds one entry for each invoice, and is kept as JSON: equal books are
+// written alike, and reading refuses what Post would not have entered. The zero
+// Book is empty.
 type Book struct {
 	Entries map[string]Entry `json:"entries"` // by invoice id
 }
@@ -51,41 +53,26 @@ var (
 	currencies = regexp.MustCompile(`^[A-Z]{3}$`)
 )
 
-// Open reads a book that Encode wrote. Nothing, or null, is an empty book.
-func Open(state []byte) (*Book, error) {
-	b := new(Book)
-	if len(state) == 0 {
-		return b, nil
-	}
-	if err := json.Unmarshal(state, b); err != nil {
-		return nil, fmt.Errorf("open the book of %d bytes: %w", len(state), err)
+// UnmarshalJSON reads a book.
+func (b *Book) UnmarshalJSON(state []byte) error {
+	type plain Book
+	if err := json.Unmarshal(state, (*plain)(b)); err != nil {
+		return fmt.Errorf("book of %d bytes: %w", len(state), err)
 	}
 	for id, e := range b.Entries {
 		if err := (Posting{id, e}).check(); err != nil {
-			return nil, fmt.Errorf("open the book: entry %.60q: %w", id, err)
+			return fmt.Errorf("book: entry %.60q: %w", id, err)
 		}
 	}
-	return b, nil
-}
-
-// Encode is the book as JSON, of MaxBytes at most; equal books give equal bytes.
-func (b *Book) Encode() ([]byte, error) {
-	state, err := json.Marshal(b)
-	if err != nil {
-		return nil, fmt.Errorf("encode the book: %w", err)
-	}
-	if len(state) > MaxBytes {
-		return nil, fmt.Errorf("%w: %d entries take %d bytes, more than the %d allowed; continue in another book",
-			ErrFull, len(b.Entries), len(state), MaxBytes)
-	}
-	return state, nil
+	return nil
 }
 
 // Post enters an invoice, and reports whether that changed anything: posting
 // the same again does not, and neither does leaving out the vendor. A vendor
-// that was unknown is filled in. An error wraps ErrInvalid or ErrConflict, and
-// leaves the book as it was.
+// that was unknown is filled in. An error wraps ErrInvalid, ErrConflict or
+// ErrFull, and leaves the book as it was.
 func (b *Book) Post(p Posting) (changed bool, err error) {
+	// 1. What the book says already.
 	if err := p.check(); err != nil {
 		return false, err
 	}
@@ -103,11 +90,24 @@ func (b *Book) Post(p Posting) (changed bool, err error) {
 	default:
 		p.Amount = old.Amount
 	}
+	// 2. What it would say, if there is room.
 	if b.Entries == nil {
 		b.Entries = make(map[string]Entry)
 	}
 	b.Entries[p.ID] = p.Entry
-	return true, nil
+	state, err := json.Marshal(b)
+	if err == nil && len(state) <= MaxBytes {
+		return true, nil
+	}
+	delete(b.Entries, p.ID)
+	if posted {
+		b.Entries[p.ID] = old
+	}
+	if err != nil {
+		return false, fmt.Errorf("post invoice %q: %w", p.ID, err)
+	}
+	return false, fmt.Errorf("%w: with invoice %q its %d entries would take %d bytes, more than the %d allowed; continue in another session",
+		ErrFull, p.ID, len(b.Entries), len(state), MaxBytes)
 }
 
 // Balance adds up all that is posted in a currency, exactly, with two decimals

@@ -19,8 +19,8 @@ type Reply struct {
 	Entries  int    `json:"entries"`           // balance: in this currency; otherwise of the whole book
 }
 
-// Do answers a request. An error wraps ErrInvalid or ErrConflict, and leaves
-// the book as it was. The book has to be saved when Reply.Saves.
+// Do answers a request. An error wraps ErrInvalid, ErrConflict or ErrFull, and
+// leaves the book as it was.
 func (b *Book) Do(q Request) (Reply, error) {
 	switch {
 	case q.Post != nil && q.Balance == "" && q.Entry == "":
@@ -45,6 +45,3 @@ func (b *Book) Do(q Request) (Reply, error) {
 	}
 	return Reply{}, fmt.Errorf("%w: want exactly one of post, balance and entry", ErrInvalid)
 }
-
-// Saves reports whether the request changed the book.
-func (r Reply) Saves() bool { return r.Changed != nil && *r.Changed }
