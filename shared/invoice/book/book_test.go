@@ -180,23 +180,24 @@ func TestABookThatNobodyPostedIsRefused(t *testing.T) {
 }
 
 func TestABookIsBoundedAndSurvivesItsBound(t *testing.T) {
-	// A book that holds all but a few bytes of what it may.
+	// A book that holds all but a few bytes of what it may: entries of a known size, and one that fills up.
 	b := book.Book{Entries: map[string]book.Entry{}}
-	entry := book.Entry{Currency: "EUR", Amount: "1", Vendor: strings.Repeat("v", book.MaxText-20)}
-	for i := 0; len(b.Entries)*(len(encode(t, book.Book{Entries: map[string]book.Entry{"1000": entry}}))) < book.MaxBytes; i++ {
-		b.Entries[fmt.Sprint(1000+i)] = entry
-	}
 	unnamed := posting("small", "EUR", "2", "")
-	if _, err := b.Post(unnamed); err != nil {
-		t.Fatal(err)
+	b.Entries["small"], b.Entries["0000"] = unnamed.Entry, book.Entry{Currency: "EUR", Amount: "1"}
+	size := len(encode(t, b))
+	vendor := strings.Repeat("v", book.MaxText)
+	each := len(`,"0000":{"currency":"EUR","amount":"1","vendor":""}`) + book.MaxText
+	for i := 1; size+each <= book.MaxBytes; i++ {
+		b.Entries[fmt.Sprintf("%04d", i)] = book.Entry{Currency: "EUR", Amount: "1", Vendor: vendor}
+		size += each
 	}
-	for i := 0; len(encode(t, b)) < book.MaxBytes-100; i++ {
-		b.Entries[fmt.Sprintf("filler-%d", i)] = book.Entry{Currency: "EUR", Amount: "1"}
+	if filled := book.MaxBytes - size - len(`,"vendor":""`); filled > 0 {
+		b.Entries["0000"] = book.Entry{Currency: "EUR", Amount: "1", Vendor: vendor[:min(filled, book.MaxText)]}
 	}
 	before := encode(t, b)
 	for name, p := range map[string]book.Posting{
-		"a new invoice":              posting("new", "EUR", "1", strings.Repeat("v", book.MaxText)),
-		"a vendor that gets too big": posting("small", "EUR", "2", strings.Repeat("v", book.MaxText)),
+		"a new invoice":              posting("new", "EUR", "1", vendor),
+		"a vendor that gets too big": posting("small", "EUR", "2", vendor),
 	} {
 		if changed, err := b.Post(p); changed || !errors.Is(err, book.ErrFull) {
 			t.Errorf("%s: changed %t, error %v; want a full book", name, changed, err)
