@@ -148,7 +148,6 @@ var listings = map[store.By]listing{
 	store.ByTenant:      {"run_tenant", "tenant=?"},
 	store.ByTenantAgent: {"run_agent", "tenant=? AND agent=?"},
 	store.ByParent:      {"run_parent", "parent=?"},
-	store.ByRoot:        {"run_root", "root=?"},
 }
 
 // The bound that a page goes on from is one comparison of (created, id), which the index answers by one search; the
@@ -168,8 +167,19 @@ var listSQL = func() map[store.By][2]string {
 		head := selectDoc + "INDEXED BY " + l.index + " WHERE " + l.where
 		all[by] = [2]string{head + falling, head + rising}
 	}
+	all[store.ByRoot] = [2]string{
+		treeSQL("(created,id)<(?2,?3) AND created>=?4", "created DESC,id DESC"),
+		treeSQL("(created,id)>(?2,?3) AND created<?4", "created,id"),
+	}
 	return all
 }()
+
+// treeSQL merges a root, found by its id, into the listing of the runs below it; see the schema.
+func treeSQL(bounds, order string) string {
+	return selectDoc + "INDEXED BY run_root WHERE root=?1 AND root<>id AND " + bounds +
+		" UNION ALL " + selectDoc + "INDEXED BY doc_id WHERE kind=1 AND id=?1 AND root=id AND " + bounds +
+		" ORDER BY " + order + " LIMIT ?5"
+}
 
 // List implements [store.Store].
 func (s *Store) List(ctx context.Context, q store.Query) (store.Page, error) {
