@@ -7,7 +7,6 @@ package api
 
 import (
 	"bytes"
-	"encoding/json"
 	"fmt"
 	"time"
 )
@@ -31,13 +30,13 @@ func (t *Time) UnmarshalJSON(b []byte) error {
 		*t = Time{}
 		return nil
 	}
-	var s string
-	if err := json.Unmarshal(b, &s); err != nil {
+	if len(b) < 2 || b[0] != '"' || b[len(b)-1] != '"' {
 		return fmt.Errorf("time %s: want RFC 3339 text such as \"2026-01-31T12:00:00Z\"", clip(b))
 	}
+	s := string(b[1 : len(b)-1]) // no character of a time needs an escape
 	parsed, err := time.Parse(time.RFC3339Nano, s)
 	if err != nil {
-		return fmt.Errorf("time %q: want RFC 3339 such as 2026-01-31T12:00:00Z", s)
+		return fmt.Errorf("time %q: want RFC 3339 such as 2026-01-31T12:00:00Z", clip(b[1:len(b)-1]))
 	}
 	t.Time = parsed.UTC().Truncate(time.Millisecond)
 	return nil
