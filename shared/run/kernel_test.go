@@ -68,7 +68,7 @@ func TestDecide(t *testing.T) {
 		"a late failure of it is fenced too":                   {"", []Event{assigned, started, backedOff, requeued, second}, as(ended, func(e *Event) { e.Attempt = 1 }), ErrFenced},
 		"a failure that speaks for no attempt needs no number": {"", []Event{assigned, started}, ended, nil},
 		"a failure may speak for the live attempt":             {"", []Event{assigned, started}, as(ended, func(e *Event) { e.Attempt = 1 }), nil},
-		"a parked attempt cannot fail the run any more":        {"", []Event{assigned, started, parked}, as(ended, func(e *Event) { e.Attempt = 1 }), ErrFenced},
+		"or for the newest one after it ended":                 {"", []Event{assigned, started, parked}, as(ended, func(e *Event) { e.Attempt = 1 }), nil},
 		"a parked attempt cannot succeed any more":             {"", []Event{assigned, started, parked}, succeeded, ErrFenced},
 		"an agent's run does not succeed while it waits":       {"", []Event{assigned, started, parked}, Event{Type: EvSucceeded}, ErrFenced},
 		"a workflow does":                                      {KindWorkflow, []Event{assigned, started, parked}, Event{Type: EvSucceeded}, nil},

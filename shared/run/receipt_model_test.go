@@ -260,7 +260,7 @@ func (w *world) wait(t *rapid.T) {
 func TestAnEffectHappensOnce(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		policy := rapid.SampledFrom([]UnknownPolicy{UnknownAsk, UnknownReconcile, UnknownReconcile, UnknownRepeat, UnknownFail}).Draw(t, "policy")
-		for range 10 {
+		for range 6 {
 			w := &world{t: t, now: t0, settle: 2 * time.Second, run: 1, attempt: 1, died: map[string]Instant{}, policy: policy}
 			actions := []func(*rapid.T){
 				w.begin, w.begin, w.begin, w.send, w.send, w.commit, w.abandon, w.fork, w.replace, w.desert, w.mark,

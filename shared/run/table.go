@@ -11,8 +11,8 @@ type Transition struct {
 	Event EventType
 	From  []State // empty for "before the first event"
 	To    State   // empty for "stays"
-	// Fenced: the event speaks for a live attempt and must carry its number. Events that are not fenced may carry one,
-	// and then it is checked too.
+	// Fenced: the event speaks for a live attempt and must carry its number. Another event may carry one too, and then
+	// it must be that of the newest attempt.
 	Fenced bool
 	Doc    string
 }
@@ -120,8 +120,8 @@ func (r *Record) admits(row *Transition, e *Event) bool {
 		// A workflow has no attempt while it waits.
 		return e.Attempt == r.Holder() && (e.Attempt != 0 || r.Kind != KindAgent)
 	}
-	if !row.Fenced && e.Attempt == 0 {
-		return true
+	if !row.Fenced { // it may name the newest attempt, also when that has ended
+		return e.Attempt == 0 || e.Attempt == r.Attempt
 	}
 	return r.Live() && e.Attempt == r.Attempt
 }

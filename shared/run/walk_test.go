@@ -151,7 +151,7 @@ func TestAnyWalkKeepsTheRecordWhole(t *testing.T) {
 		spec.Kind = rapid.SampledFrom([]Kind{KindAgent, KindAgent, KindWorkflow}).Draw(t, "kind")
 		r := New(spec, Event{Type: EvSubmitted, At: t0, Due: t0 + 1000})
 		var history []Event
-		for i := range 40 {
+		for i := range 30 {
 			e := anyEvent(t, r, huge)
 			if err := Decide(r, &e); err != nil {
 				var state *StateError
@@ -206,13 +206,13 @@ func TestAnyWalkKeepsTheRecordWhole(t *testing.T) {
 func TestAFencedAttemptChangesNothing(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		r := New(Spec{ID: "r1", Tenant: "acme", Agent: "checker"}, Event{Type: EvSubmitted, At: t0})
-		for range 40 {
+		for range 20 {
 			e := anyEvent(t, r, false)
 			for _, report := range []EventType{EvStarted, EvParked, EvReleased, EvSucceeded, EvBackedOff, EvFailed, EvStartFailed, EvCanceled, EvCompensating} {
 				late := e
 				late.Type = report
 				late.Attempt = rapid.IntRange(1, r.Attempt+2).Draw(t, "late")
-				lost := late.Attempt != r.Attempt || !r.Live()
+				lost := late.Attempt != r.Attempt || (byEvent[report].Fenced && !r.Live())
 				word := report == EvStarted || report == EvParked || report == EvReleased || report == EvSucceeded
 				stopped := word && r.Stop != nil && r.State != Canceling
 				if err := Decide(r, &late); (lost || stopped) && !errors.Is(err, ErrFenced) {
