@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -124,3 +125,5 @@ func (s *site) open(method, path, body string, headers ...string) *http.Response
 	}
 	return resp
 }
+
+func typeOf[T any]() reflect.Type { return reflect.TypeFor[T]() }
