@@ -260,7 +260,8 @@ type EffectEnd struct {
 	Step, Effect string
 	Value        json.RawMessage
 	Abandon      bool
-	Reconciled   bool // commit: the reconcile hook found that it took place
+	Nonce        string // abandon: of the call that began it; "" for whichever call of the attempt holds the receipt
+	Reconciled   bool   // commit: the reconcile hook found that it took place
 }
 
 // Grant is what an attempt's token allows.

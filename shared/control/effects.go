@@ -108,7 +108,7 @@ func (p *Plane) EndEffect(ctx context.Context, e EffectEnd) (runtime.Result, err
 		var next *run.Receipt
 		var writes []store.Write
 		if e.Abandon {
-			next, err = run.AbandonReceipt(existing, run.AbandonRequest{Run: e.Run, Attempt: e.N})
+			next, err = run.AbandonReceipt(existing, run.AbandonRequest{Run: e.Run, Attempt: e.N, Nonce: e.Nonce})
 		} else {
 			var value run.Payload
 			value, writes = stash(e.Run, "effect/"+id, e.Value, run.MaxInline)

@@ -29,13 +29,13 @@ const (
 	maxKey        = 200
 	maxLabelBytes = 200
 	maxAhead      = 366 * 24 * time.Hour // of notBefore and deadline
-	defaultRank   = 50
 )
 
 // arrival is a submission on its way to its first commit.
 type arrival struct {
 	rec    *run.Record
 	writes []store.Write // payloads
+	delay  time.Duration // the answer is kept back for so long, to slow the submitter down
 	done   func(arrival, error)
 }
 
@@ -114,7 +114,26 @@ func (p *Plane) Submit(ctx context.Context, subs []Submission) []Submitted {
 	}
 	// 3. Wait: the pass answers every arrival, also when the loop ends.
 	wait.Wait()
+	p.slowDown(ctx, list)
 	return out
+}
+
+// slowDown keeps the answer back where the agent's backpressure asks for it.
+func (p *Plane) slowDown(ctx context.Context, list []arrival) {
+	var delay time.Duration
+	for _, a := range list {
+		delay = max(delay, a.delay)
+	}
+	if delay == 0 {
+		return
+	}
+	timer := time.NewTimer(delay)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	case <-p.stopped:
+	}
 }
 
 // commitArrivals writes submissions as queued runs, without placing them.
@@ -174,15 +193,15 @@ func (p *Plane) admit(s *Submission, now run.Instant, queuedNow map[string]int) 
 		}
 	}
 	// 2. Admission at the door.
-	priority := defaultRank
-	if s.Priority != nil {
-		priority = *s.Priority
-	}
+	priority := admission.Priority(s.Priority, tenant)
 	p.mu.Lock()
-	view := admission.View{TenantQueued: p.ix.tenants.of(s.Tenant).queued + queuedNow[s.Tenant], AgentQueued: p.ix.agents.of(s.Agent).queued, Paused: x.paused}
-	view.FreeSlots = p.ix.agents.of(s.Agent).queued == 0
+	ofTenant, ofAgent := p.ix.tenants.of(s.Tenant), p.ix.agents.of(s.Agent)
 	p.mu.Unlock()
-	v := admission.Submit(agent, tenant, view, priority)
+	v := admission.Submit(agent, tenant, admission.View{
+		TenantQueued: ofTenant.queued + queuedNow[s.Tenant], TenantRunning: ofTenant.live,
+		AgentQueued: ofAgent.queued, AgentRunning: ofAgent.live, Paused: x.paused,
+		FreeSlots: ofAgent.queued == 0 && !x.paused, Expected: p.stats.expected(agent),
+	}, priority)
 	switch v.Action {
 	case admission.Shed:
 		return arrival{}, &Refusal{Code: CodeOverloaded, Detail: v.Message, RetryAfter: v.RetryAfter}
@@ -200,7 +219,9 @@ func (p *Plane) admit(s *Submission, now run.Instant, queuedNow map[string]int) 
 		spec.Session = "default"
 	}
 	p.identify(&spec, s)
-	return p.arrivalOf(spec, s.Input, agent, s.Actor, now), nil
+	a, err := p.arrivalOf(spec, s.Input, agent, s.Actor, now)
+	a.delay = v.Delay
+	return a, err
 }
 
 // identify gives the run its id: from the key, so that a repeat meets the first, or a random one.
@@ -249,8 +270,11 @@ func compact(v json.RawMessage) json.RawMessage {
 }
 
 // arrivalOf makes the first record of a run.
-func (p *Plane) arrivalOf(spec run.Spec, input json.RawMessage, agent *fleet.Agent, actor string, now run.Instant) arrival {
+func (p *Plane) arrivalOf(spec run.Spec, input json.RawMessage, agent *fleet.Agent, actor string, now run.Instant) (arrival, error) {
 	var a arrival
+	if err := spec.Validate(); err != nil {
+		return a, refuse(CodeInvalid, "%v", err)
+	}
 	if len(input) == 0 {
 		input = json.RawMessage("null")
 	}
@@ -266,7 +290,7 @@ func (p *Plane) arrivalOf(spec run.Spec, input json.RawMessage, agent *fleet.Age
 	if spec.NotBefore > now {
 		run.Evolve(a.rec, run.Event{Type: run.EvHeld, At: now, Reason: run.NotBefore, Due: spec.NotBefore})
 	}
-	return a
+	return a, nil
 }
 
 func checkSubmission(s *Submission, x *declaration, now run.Instant) error {

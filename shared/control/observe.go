@@ -102,9 +102,7 @@ func checkReport(r *runtime.Report) error {
 		if !r.Class.Valid() {
 			return bad("class %.40q, want one of %v", r.Class, run.Classes)
 		}
-		if len(r.Code) > runtime.MaxName {
-			r.Code = r.Code[:runtime.MaxName]
-		}
+		r.Code = run.Clip(r.Code, run.MaxName)
 	case runtime.Parked:
 		switch {
 		case r.Park == nil || !validName(r.Park.Step):
@@ -225,7 +223,7 @@ func (p *Plane) logUnit(r *runtime.Report, fence []store.Fence) (*store.Unit, er
 		}
 		line.N = r.N
 		if len(line.Text) > runtime.MaxLogLine {
-			line.Text = line.Text[:runtime.MaxLogLine] + "…"
+			line.Text = run.Clip(line.Text, runtime.MaxLogLine)
 		}
 		if l.logBytes += len(line.Text) + 32; l.logBytes > runtime.MaxLogBytes {
 			line = runtime.LogLine{At: line.At, N: r.N, Stream: "errand", Text: fmt.Sprintf("log cut here: over %d bytes in one attempt", runtime.MaxLogBytes)}

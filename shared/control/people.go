@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/errand-run/errand/shared/admission"
 	"github.com/errand-run/errand/shared/fleet"
 	"github.com/errand-run/errand/shared/run"
 	"github.com/errand-run/errand/shared/runtime"
@@ -170,7 +171,11 @@ func (p *Plane) Retry(ctx context.Context, id string, input json.RawMessage, act
 		Priority: old.Priority, Labels: old.Labels, Unit: old.WorkUnit(), CreatedAt: now, RetainFor: agent.Retain.Std().Milliseconds(),
 		RetryOf: old.ID, Session: old.Session, Trace: old.Trace, BudgetUSD: old.BudgetUSD, BudgetToken: old.BudgetToken,
 	}
-	out := p.enterArrival(ctx, p.arrivalOf(spec, input, agent, actor, now))
+	a, err := p.arrivalOf(spec, input, agent, actor, now)
+	if err != nil {
+		return nil, err
+	}
+	out := p.enterArrival(ctx, a)
 	return out.Run, out.Err
 }
 
@@ -209,18 +214,21 @@ func (p *Plane) Begin(ctx context.Context, b Beginning) (runtime.Assignment, err
 	}
 	agent := x.object.(*fleet.Agent)
 	spec := run.Spec{
-		Kind: run.KindAgent, Agent: b.Agent, Version: agent.Version, Revision: x.revision, Tenant: b.Tenant, Priority: defaultRank,
+		Kind: run.KindAgent, Agent: b.Agent, Version: agent.Version, Revision: x.revision, Tenant: b.Tenant, Priority: admission.DefaultPriority,
 		Labels: b.Labels, Key: b.Key, CreatedAt: now, RetainFor: agent.Retain.Std().Milliseconds(), Session: b.Session, Trace: b.Trace,
 	}
 	p.identify(&spec, &b.Submission)
-	a := p.arrivalOf(spec, b.Input, agent, b.Actor, now)
+	a, err := p.arrivalOf(spec, b.Input, agent, b.Actor, now)
+	if err != nil {
+		return runtime.Assignment{}, err
+	}
 	run.Evolve(a.rec, run.Event{Type: run.EvAssigned, At: now, Attempt: 1, Target: openTarget, Worker: b.Worker, Node: openTarget + "/" + b.Worker})
 	run.Evolve(a.rec, run.Event{Type: run.EvStarted, At: now, Attempt: 1, Worker: b.Worker, Due: now.Add(p.attemptTimeout(ctx, a.rec))})
 	// It is a fact that it runs: nothing is placed, and nothing waits for a pass.
 	var out Submitted
 	a.done = func(x arrival, err error) { out = p.settle(ctx, x, err) }
 	p.mu.Lock()
-	_, err := p.register(b.Worker, "", []string{b.Agent}, 1, now)
+	_, err = p.register(b.Worker, "", []string{b.Agent}, 1, now)
 	p.mu.Unlock()
 	if err != nil {
 		return runtime.Assignment{}, err

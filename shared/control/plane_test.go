@@ -471,3 +471,5 @@ func TestPauseHoldsStartsAndResumeReleasesThem(t *testing.T) {
 		t.Fatalf("run is %s after resume", got.State)
 	}
 }
+
+func fleetOf(objects ...fleet.Object) []fleet.Object { return objects }

@@ -66,7 +66,7 @@ func (p *Plane) lost(id string, n int, why string, unspent bool) edit {
 			return d, nil
 		case rec.State == run.Assigned && !p.wasHanded(id, n):
 			return d, p.startFailed(ctx, &d, rec, why, now)
-		case unspent:
+		case unspent && rec.Stop == nil:
 			return d, p.released(ctx, &d, rec, why, nil, now)
 		case rec.State == run.Assigned:
 			d.events = append(d.events, p.startEvent(ctx, rec, "", now))
