@@ -519,6 +519,13 @@ func (f *fake) setDown(down bool) {
 	f.down = down
 }
 
+func (f *fake) setDrain() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.drain = true
+	f.touch()
+}
+
 // look reads a run under the lock.
 func look[T any](f *fake, read func() T) T {
 	f.mu.Lock()

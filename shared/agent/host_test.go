@@ -84,7 +84,9 @@ func TestIdleHostHoldsOneRequestOpenAndPollsNothing(t *testing.T) {
 		f := newFake()
 		stop := f.serveWith(t, HostOptions{Slots: 4, Handle: echo})
 		time.Sleep(10*time.Minute + time.Second)
+		f.mu.Lock()
 		leases, batches, beats := f.calls["/v1/leases"], f.calls["/v1/attempts:batch"], f.calls["/v1/workers/w1:heartbeat"]
+		f.mu.Unlock()
 		if leases != 21 || batches != 0 || beats != 120 {
 			t.Errorf("in ten idle minutes: %d long polls of 30s, %d batches, %d heartbeats; want 21, 0, 120", leases, batches, beats)
 		}
@@ -127,7 +129,7 @@ func TestHandlersContextEndsWithTheRightCause(t *testing.T) {
 			wantClass: ClassTimeout, wantCode: "AttemptTimeout",
 		},
 		"given to another worker": {
-			do:        func(f *fake, r *fakeRun) { f.drain = true; f.loseWorker("w1") },
+			do:        func(f *fake, r *fakeRun) { f.setDrain(); f.loseWorker("w1") },
 			wantCause: func(err error) bool { return errors.Is(err, ErrFenced) },
 		},
 		"the attempt's deadline": {
@@ -158,6 +160,7 @@ func TestHandlersContextEndsWithTheRightCause(t *testing.T) {
 				time.Sleep(time.Second)
 				tt.do(f, r)
 				time.Sleep(11 * time.Minute)
+				synctest.Wait()
 				if !tt.wantCause(cause) {
 					t.Errorf("cause %v", cause)
 				}
@@ -239,7 +242,7 @@ func TestResultIsGivenUpOnlyLongAfterItsDeadline(t *testing.T) {
 		before := f.calls["/v1/attempts:batch"]
 		f.mu.Unlock()
 		time.Sleep(time.Minute)
-		if after := f.calls["/v1/attempts:batch"]; after != before {
+		if after := look(f, func() int { return f.calls["/v1/attempts:batch"] }); after != before {
 			t.Errorf("%d batches were sent for a run that is long lost", after-before)
 		}
 		_ = stop()
@@ -376,9 +379,7 @@ func TestDrainAskedByTheServerCutsNothingShort(t *testing.T) {
 		done := make(chan error, 1)
 		go func() { done <- h.Run(context.Background()) }()
 		time.Sleep(time.Minute)
-		f.mu.Lock()
-		f.drain = true
-		f.mu.Unlock()
+		f.setDrain()
 		if err := <-done; err != nil {
 			t.Errorf("Run: %v", err)
 		}
@@ -502,9 +503,9 @@ func TestLogsOfALongOutageAreBoundedAndTheLossIsTold(t *testing.T) {
 		stop := f.serveWith(t, HostOptions{Handle: func(_ context.Context, a *Attempt) Result {
 			time.Sleep(time.Second)
 			f.setDown(true)
-			for i := range 10 * maxLogLines {
+			for i := range 3 * maxLogLines {
 				a.Log("stdout", fmt.Sprintf("line %d", i))
-				if i%100 == 0 {
+				if i%1000 == 0 {
 					time.Sleep(time.Second)
 				}
 			}

@@ -96,7 +96,7 @@ func (c *Client) Tenant() string { return c.tenant }
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
 func parseBase(raw string) (string, error) {
-	text := strings.TrimRight(strings.TrimSpace(raw), "/")
+	text := strings.TrimSpace(raw)
 	if text == "" {
 		return "", errors.New("server address: empty; want a URL such as http://127.0.0.1:8080")
 	}
@@ -107,7 +107,7 @@ func parseBase(raw string) (string, error) {
 	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
 		return "", fmt.Errorf("server address %.200q: want http:// or https://, a host, and at most a path", raw)
 	}
-	return text, nil
+	return strings.TrimRight(text, "/"), nil
 }
 
 // newTransport keeps connections: a worker and a bench each hold many small calls to one host.
