@@ -51,10 +51,11 @@ var (
 	wireTime        = reflect.TypeFor[api.Time]()
 )
 
-// implied are fields that a response always has and a request may leave out, because the server fills them in.
+// implied are fields that a response always has and a request may leave out, because the server fills them in
+// or asks for them where nothing else says them.
 var implied = map[reflect.Type][]string{
 	reflect.TypeFor[api.LogLine](): {"at", "attempt", "stream"},
-	reflect.TypeFor[api.Step]():    {"seq"},
+	reflect.TypeFor[api.Step]():    {"name", "seq"},
 }
 
 var shapes sync.Map // reflect.Type → *shape

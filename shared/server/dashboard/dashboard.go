@@ -122,16 +122,17 @@ var pages = func() map[string]*template.Template {
 
 // Render returns a page: of an Overview, a Run, a Docs or a Failure. A page is rendered as a whole or not at all.
 func Render(data any) ([]byte, error) {
+	// Pointers, so that templates reach methods of pointers.
 	name := ""
-	switch data.(type) {
+	switch d := data.(type) {
 	case Overview:
-		name = "overview"
+		name, data = "overview", &d
 	case Run:
-		name = "run"
+		name, data = "run", &d
 	case Docs:
-		name = "docs"
+		name, data = "docs", &d
 	case Failure:
-		name = "failure"
+		name, data = "failure", &d
 	default:
 		return nil, fmt.Errorf("dashboard: no page for %T", data)
 	}
