@@ -1,0 +1,165 @@
+package arch
+
+// Module is the path of the module whose tree the rules are about.
+const Module = "github.com/errand-run/errand"
+
+// Limits of the house.
+const (
+	maxFileLines = 800
+	maxMainLines = 80
+)
+
+// Package is what the house knows about one package under shared/.
+type Package struct {
+	Layer int
+
+	// Beside are the packages of its own layer that it imports; everything else that it imports is in a lower layer.
+	Beside []string
+
+	// Suite marks a conformance suite: test files import it, and nothing else does.
+	Suite bool
+}
+
+// Layers above the ports have room for their neighbours; those of the pure core have none.
+const (
+	kernel  = 0 // what a run is, and what is declared
+	policy  = 1 // decisions over values
+	ports   = 2 // what the outside must be able to do
+	drivers = 3 // what does it
+	stages  = 4 // the control loop
+	doors   = 5 // how one gets in
+
+	pureUpTo = policy // these layers are functions of their arguments
+)
+
+// Rules is everything that Check asks of a tree.
+type Rules struct {
+	// Packages is the table of packages, by path below shared/. A package that is missing here is refused.
+	Packages map[string]Package
+
+	// Reach closes a package in: these, and what lies below them, are the only packages of the module that it
+	// reaches, however many imports away. It holds in test files too, save for suites.
+	Reach map[string][]string
+
+	// Libraries says who may import what from outside the module, by path prefix. A library that is missing here is
+	// refused. An empty list means test files and suites alone.
+	Libraries map[string][]string
+
+	// Pure is the part of the standard library that layers 0 and 1 may import.
+	Pure []string
+
+	// Impure are the names, by import path, that layers 0 and 1 leave alone in packages that they may import.
+	Impure map[string][]string
+
+	// Words must not occur in any file, and mean a machine rather than the product. By word, why.
+	Words map[string]string
+}
+
+// House is the rules of this tree.
+func House() Rules {
+	return Rules{
+		Packages: map[string]Package{
+			"run":   {Layer: kernel},
+			"fleet": {Layer: kernel},
+
+			"admission": {Layer: policy},
+			"queue":     {Layer: policy},
+			"placement": {Layer: policy},
+			"retry":     {Layer: policy},
+
+			"store":   {Layer: ports},
+			"runtime": {Layer: ports},
+
+			"manifest":            {Layer: drivers},
+			"store/internal/port": {Layer: drivers},
+			"store/memory":        {Layer: drivers, Beside: []string{"store/internal/port"}},
+			"store/sqlite":        {Layer: drivers, Beside: []string{"store/internal/port"}},
+			"store/storetest":     {Layer: drivers, Suite: true},
+			"runtime/process":     {Layer: drivers},
+			"runtime/httpio":      {Layer: drivers},
+			"runtime/stdio":       {Layer: drivers, Beside: []string{"runtime/process"}},
+			"runtime/local":       {Layer: drivers, Beside: []string{"runtime/process", "runtime/httpio", "runtime/stdio"}},
+			"runtime/runtimetest": {Layer: drivers, Suite: true},
+
+			"control": {Layer: stages},
+
+			"api":                 {Layer: doors},
+			"agent":               {Layer: doors, Beside: []string{"api"}},
+			"server/dashboard":    {Layer: doors, Beside: []string{"api"}},
+			"server":              {Layer: doors, Beside: []string{"api", "server/dashboard"}},
+			"config":              {Layer: doors, Beside: []string{"server"}},
+			"node":                {Layer: doors, Beside: []string{"server", "version"}},
+			"cli/internal/render": {Layer: doors},
+			"cli/internal/inputs": {Layer: doors, Beside: []string{"api"}},
+			"cli/internal/board":  {Layer: doors, Beside: []string{"cli/internal/render"}},
+			"cli/internal/bench":  {Layer: doors, Beside: []string{"agent", "api", "node", "version"}},
+			"cli": {Layer: doors, Beside: []string{
+				"agent", "api", "config", "node", "version",
+				"cli/internal/bench", "cli/internal/board", "cli/internal/inputs", "cli/internal/render",
+			}},
+
+			// Leaves: they know nothing of the house, so it does not matter which layer they stand in.
+			"version":       {Layer: doors},
+			"invoice":       {Layer: doors},
+			"invoice/book":  {Layer: doors},
+			"invoice/desk":  {Layer: doors, Beside: []string{"invoice"}},
+			"invoice/tally": {Layer: doors, Beside: []string{"invoice"}},
+			"arch":          {Layer: doors},
+		},
+		Reach: map[string][]string{
+			"run":     nil, // the kernel is the standard library and itself
+			"fleet":   nil,
+			"queue":   {"run"}, // it orders runs; what is declared comes as arguments
+			"api":     nil,     // a client has no need of what serves it
+			"agent":   {"api"}, // an agent runs anywhere, and links none of the control plane
+			"invoice": nil,     // the worked example is an application, not a part of the product
+			"version": nil,
+			"arch":    nil,
+		},
+		Libraries: map[string][]string{
+			"github.com/danielgtaylor/huma/v2":           {"server"},
+			"github.com/go-chi/chi/v5":                   {"server"},
+			"github.com/golang-jwt/jwt/v5":               {"control"},
+			"github.com/prometheus/client_golang":        {"server", "node"},
+			"github.com/santhosh-tekuri/jsonschema/v6":   {"control"},
+			"github.com/sethvargo/go-envconfig":          {"config"},
+			"github.com/shopspring/decimal":              {"invoice", "invoice/book", "invoice/desk", "invoice/tally"},
+			"github.com/spf13/cobra":                     {"cli"},
+			"go.yaml.in/yaml/v4":                         {"manifest", "cli/internal/render"}, // reads; writes
+			"golang.org/x/sys/unix":                      {"runtime/process", "store/sqlite", "cli", "cli/internal/bench"},
+			"golang.org/x/term":                          {"cli/internal/render"},
+			"golang.org/x/text":                          {"control"}, // the language of schema errors
+			"modernc.org/sqlite":                         {"store/sqlite"},
+			"database/sql":                               {"store/sqlite"},
+			"github.com/google/go-cmp":                   nil,
+			"github.com/google/uuid":                     nil,
+			"github.com/rogpeppe/go-internal/testscript": nil,
+			"go.uber.org/goleak":                         nil,
+			"pgregory.net/rapid":                         nil,
+			"testing":                                    nil,
+			"net/http/httptest":                          nil,
+		},
+		Pure: []string{
+			"bytes", "cmp", "container/heap", "crypto/sha256", "encoding/base32", "encoding/binary", "encoding/hex",
+			"encoding/json", "errors", "fmt", "hash/fnv", "io", "iter", "maps", "math", "math/big", "math/bits", "net/url",
+			"reflect", "slices", "sort", "strconv", "strings", "time", "unicode", "unicode/utf8",
+		},
+		Impure: map[string][]string{
+			"time": {
+				"Now", "Since", "Until", "Sleep", "After", "AfterFunc", "Tick", "NewTicker", "NewTimer",
+				"Local", "LoadLocation", // the machine's zone, and files
+			},
+			"fmt": {"Print", "Printf", "Println", "Scan", "Scanf", "Scanln"},
+			"io":  {"Pipe"},
+		},
+		// Cut in two, so that this file passes its own rule.
+		Words: map[string]string{
+			"/work" + "/":          "a folder of one machine",
+			"/root" + "/":          "somebody's home",
+			"/tmp/" + "bash":       "a folder of one machine",
+			"proxy.golang" + ".":   "the address of a registry; clients know theirs",
+			"registry.npmjs" + ".": "the address of a registry; clients know theirs",
+			"deb.debian" + ".":     "the address of a registry; clients know theirs",
+		},
+	}
+}
