@@ -245,7 +245,11 @@ func TestEachRuleCanFail(t *testing.T) {
 		},
 		"a folder of one machine": {
 			file: "docs/notes.md", text: "Built\nin /work" + "/tree.\n",
-			want: []string{`docs/notes.md:2: words: "/work` + `/" is a folder of one machine`},
+			want: []string{`docs/notes.md:2: words: " /work` + `/" is a folder of one machine`},
+		},
+		"the address of a registry": {
+			file: "Makefile", text: "# From https://registry" + ".example.org.\n",
+			want: []string{`Makefile:1: words: "https://registry` + `." is the address of a registry`},
 		},
 		"a path out of the repository": {
 			file: "docs/adr/notes.md", text: "See ../../" + "../shared/notes.\n",

@@ -275,8 +275,8 @@ func (c *checker) words() {
 			}
 		}
 		for word, why := range c.rules.Words {
-			if at := bytes.Index(text, []byte(word)); at >= 0 {
-				c.report(name, 1+bytes.Count(text[:at], []byte("\n")), "words", "%q is %s", word, why)
+			if at := regexp.MustCompile(word).FindIndex(text); at != nil {
+				c.report(name, 1+bytes.Count(text[:at[1]], []byte("\n")), "words", "%q is %s", text[at[0]:at[1]], why)
 			}
 		}
 	}
