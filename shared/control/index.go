@@ -293,6 +293,8 @@ func (ix *index) forget(id string, t *tracked, r *run.Record) {
 		ix.count(t, 0, 0, -1)
 	case t.live != nil:
 		return
+	case t.state == run.Assigned: // a pass placed it, and its record comes only now
+		ix.count(t, 0, -1, 0)
 	}
 	ix.unclass(t.class)
 	delete(ix.runs, id)

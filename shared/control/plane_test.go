@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/errand-run/errand/shared/fleet"
 	"github.com/errand-run/errand/shared/run"
 	"github.com/errand-run/errand/shared/runtime"
@@ -65,6 +67,49 @@ func (h *house) settle() {
 	for h.p.Step(h.t.Context(), h.p.now()) {
 	}
 	h.p.starts.Wait()
+	h.derive()
+}
+
+// derive asserts that every count of the index is what its runs say: nothing is counted twice or left behind.
+func (h *house) derive() {
+	h.t.Helper()
+	ix := h.p.ix
+	h.p.mu.Lock()
+	defer h.p.mu.Unlock()
+	agents, tenants, pairs := make(tallies), make(tallies), make(map[[2]string]int)
+	lives := 0
+	for id, t := range ix.runs {
+		q, l, rest := 0, 0, 0
+		switch {
+		case t.live != nil:
+			l = 1
+			lives++
+			pairs[[2]string{t.agent, t.tenant}]++
+			if node, ok := ix.world.NodeOf(id); !ok || node != t.live.node {
+				h.t.Errorf("run %s is live on %s, in the World on %q", id, t.live.node, node)
+			}
+		case t.state == run.Queued:
+			q = 1
+		case t.state == run.Unschedulable:
+			rest = 1
+		default:
+			h.t.Errorf("the index tracks run %s in state %q", id, t.state)
+		}
+		agents.add(t.agent, q, l, rest)
+		tenants.add(t.tenant, q, l, rest)
+	}
+	if diff := cmp.Diff(agents, ix.agents, cmp.AllowUnexported(tally{})); diff != "" {
+		h.t.Errorf("counts by agent (-derived +counted):\n%s", diff)
+	}
+	if diff := cmp.Diff(tenants, ix.tenants, cmp.AllowUnexported(tally{})); diff != "" {
+		h.t.Errorf("counts by tenant (-derived +counted):\n%s", diff)
+	}
+	if diff := cmp.Diff(pairs, ix.agentTenant); diff != "" {
+		h.t.Errorf("counts by agent and tenant (-derived +counted):\n%s", diff)
+	}
+	if n := ix.world.Runs(); n != lives {
+		h.t.Errorf("%d slots in use, %d runs are live", n, lives)
+	}
 }
 
 func (h *house) pass(d time.Duration) {
@@ -473,3 +518,42 @@ func TestPauseHoldsStartsAndResumeReleasesThem(t *testing.T) {
 }
 
 func fleetOf(objects ...fleet.Object) []fleet.Object { return objects }
+
+func TestATenantRunsUpToItsQuotaAndGetsEverySlotBack(t *testing.T) { // case F29
+	h := newHouse(t, agentNamed("echo"), &fleet.Tenant{Meta: fleet.Meta{Name: "small"}, Weight: 1, Quota: fleet.Quota{Running: 3}})
+	h.lease("w1", 1, "echo")
+	ids := make(map[string]bool)
+	for range 20 {
+		ids[h.submit(Submission{Agent: "echo", Tenant: "small"}).ID] = true
+	}
+	ends := []runtime.Report{{Type: runtime.Completed}, {Type: runtime.Failed, Final: true}, {Type: runtime.Released}, {Type: runtime.Failed, Class: run.ClassInfrastructure}}
+	for turn := 0; len(ids) > 0 && turn < 200; turn++ {
+		h.pass(2 * time.Second)
+		if _, err := h.p.Beat(t.Context(), WorkerBeat{Worker: "w1", Agents: []string{"echo"}, Slots: 10}); err != nil {
+			t.Fatal(err)
+		}
+		leases := h.lease("w1", 10, "echo")
+		if len(leases) > 3 {
+			t.Fatalf("%d runs at once, the quota is 3", len(leases))
+		}
+		for i, l := range leases {
+			r := ends[(turn+i)%len(ends)]
+			r.Run, r.N = l.Run, l.N
+			if i == 2 {
+				if _, err := h.p.Cancel(t.Context(), l.Run, CancelRequest{}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			h.report(r)
+			if h.get(l.Run).State.Terminal() {
+				delete(ids, l.Run)
+			}
+		}
+	}
+	if len(ids) > 0 {
+		t.Fatalf("%d runs never ended", len(ids))
+	}
+	if n := h.p.ix.tenants.of("small"); n != (tally{}) {
+		t.Fatalf("the tenant is left with %+v", n)
+	}
+}
