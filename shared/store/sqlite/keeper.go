@@ -79,7 +79,7 @@ func (w *writer) tendLog() {
 	case w.store.keeper.asked <- struct{}{}:
 	default: // it is at work
 	}
-	w.due = w.logged + checkpointPages/4
+	w.due = w.logged + w.store.pages/4
 }
 
 // restartLog folds what the keeper left and begins the log anew. Where a read is still at the log this changes
@@ -91,5 +91,5 @@ func (w *writer) restartLog() {
 	if whole, err := w.store.checkpoint(w.conn, "RESTART"); err != nil || !whole {
 		return
 	}
-	w.logged, w.due = 0, checkpointPages
+	w.logged, w.due = 0, w.store.pages
 }

@@ -33,6 +33,8 @@ const (
 type Options struct {
 	Sync    Sync // SyncFull when empty
 	Readers int  // connections for reads, 1..64; 4 when 0
+
+	logPages int // length of the log at which it is folded; checkpointPages when 0
 }
 
 const (
@@ -44,6 +46,7 @@ const (
 type Store struct {
 	path    string
 	sync    Sync
+	pages   int // length of the log at which it is folded
 	lock    *fileLock
 	queue   *queue
 	readers chan *reader
@@ -100,6 +103,9 @@ func (o *Options) check() error {
 	if o.Readers == 0 {
 		o.Readers = defaultReaders
 	}
+	if o.logPages == 0 {
+		o.logPages = checkpointPages
+	}
 	if o.Readers < 1 || o.Readers > maxReaders {
 		return fmt.Errorf("%d readers: use 1 to %d", o.Readers, maxReaders)
 	}
@@ -127,11 +133,11 @@ func open(path string, o Options) (_ *Store, err error) {
 		return nil, err
 	}
 	s := &Store{
-		path: path, sync: o.Sync, lock: lock, queue: newQueue(), readers: make(chan *reader, o.Readers),
+		path: path, sync: o.Sync, pages: o.logPages, lock: lock, queue: newQueue(), readers: make(chan *reader, o.Readers),
 		closing: make(chan struct{}), written: make(chan struct{}),
 	}
 	s.close = sync.OnceValue(s.shut)
-	w := &writer{store: s, heads: newHeads(maxHeads), due: checkpointPages}
+	w := &writer{store: s, heads: newHeads(maxHeads), due: o.logPages}
 	if err := w.open(); err != nil {
 		return nil, err
 	}

@@ -10,8 +10,9 @@ import (
 
 const (
 	pageSize = 4096
-	// writerCache holds the inner pages of every index and the leaves of the moment, in KiB.
-	writerCache = 32 << 10
+	// writerCache holds the inner pages of every index and the leaves of the moment, in KiB. More costs time: a commit
+	// that split a page goes over the whole table of the cache.
+	writerCache = 16 << 10
 )
 
 // writer owns the one connection that changes the file. Its methods run on one goroutine.
@@ -37,7 +38,7 @@ func (w *writer) open() (err error) {
 		// What a page that is being read may hold up the new beginning of the log; nothing else waits for a lock.
 		"PRAGMA busy_timeout=20",
 		// The log file keeps its place on the disk, which makes flushes cheap, up to this size.
-		fmt.Sprintf("PRAGMA journal_size_limit=%d", 4*checkpointPages*pageSize),
+		fmt.Sprintf("PRAGMA journal_size_limit=%d", 4*w.store.pages*pageSize),
 	)
 	return err
 }
