@@ -138,7 +138,7 @@ type attempt struct {
 	confirm *time.Timer // reports its start
 	kill    *time.Timer // ends the grace of a stop
 	killAt  time.Time
-	task    any         // what its executor keeps of it
+	task    any // what its executor keeps of it
 }
 
 // killAfter sets the end of a stop's grace. Stopping again can shorten it, never prolong it. Needs the lock.

@@ -54,6 +54,7 @@ type member struct {
 const (
 	firstRestart   = 100 * time.Millisecond // after a start that came to nothing; doubles
 	longestRestart = 30 * time.Second
+	jobIdle        = 50 * time.Millisecond
 	maxFailures    = 3 // starts that came to nothing after which attempts are given back
 )
 
@@ -64,7 +65,7 @@ func newPool(u *unit, target string) *pool {
 	}
 	if u.agent.Shape == fleet.Job && p.pulls {
 		// Its process is for one run: nothing is kept for a next one.
-		p.slots, p.idle = 1, 0
+		p.slots, p.idle = 1, min(p.idle, jobIdle)
 	}
 	return p
 }
@@ -324,7 +325,7 @@ func (m *member) fate(x *attempt, e process.Exit) runtime.Report {
 	switch {
 	case x.reason != "":
 		r = runtime.Stopped(x.reason, "its process was killed after it was told to stop: "+string(x.reason))
-	case m.killed != nil:
+	case m.killed != nil && e.Cause != nil:
 		r = runtime.Report{
 			Type: runtime.Failed, Class: run.ClassInfrastructure, Code: "ProcessStopped",
 			Message: "its process was killed, for another attempt in it did not end when told to stop: " + m.killed.a.ID(),
@@ -418,8 +419,11 @@ func (p *pool) settle() {
 func (p *pool) look() {
 	rt := p.u.rt
 	busy := make(map[*member]bool)
+	taken := make(map[string]bool)
 	for _, m := range p.list() {
-		busy[m] = len(rt.held(m)) > 0
+		for _, h := range rt.held(m) {
+			busy[m], taken[runtime.AttemptID(h.Run, h.N)] = true, true
+		}
 	}
 	rt.mu.Lock()
 	defer rt.mu.Unlock()
@@ -428,6 +432,10 @@ func (p *pool) look() {
 		return
 	}
 	surplus := p.live() - max(p.peak, p.needed())
+	// While an attempt waits to be fetched, the worker that seems to have nothing may be about to fetch it.
+	if p.pulls && !p.allIn(taken) {
+		surplus = 0
+	}
 	for m := range p.members {
 		if surplus > 0 && !m.stopping && !busy[m] && len(m.calls) == 0 {
 			p.dismiss(m, rt.opts.Grace)
@@ -435,6 +443,15 @@ func (p *pool) look() {
 		}
 	}
 	p.settle()
+}
+
+func (p *pool) allIn(taken map[string]bool) bool {
+	for x := range p.u.attempts {
+		if !x.over && !x.waiting && !taken[x.a.ID()] {
+			return false
+		}
+	}
+	return true
 }
 
 // dismiss ends a process that has nothing to do.
