@@ -1,0 +1,80 @@
+# What people run, and what continuous integration runs: the same. GNU make 3.81 or newer, Go, and a C compiler for the
+# race detector.
+
+SHELL := /bin/bash
+GO    ?= go
+
+# Versions of tools that are run from their modules, so that they are no requirement of this one.
+GOLANGCI_LINT ?= $(GO) run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
+
+# The command that runs tests. Another one may report differently; it takes the same arguments.
+GOTEST ?= $(GO) test
+
+# How long each fuzz target runs, and how often the chaos test kills the server.
+FUZZTIME ?= 60s
+ROUNDS   ?= 30
+
+# Files with tests of one sort. Looking for them is much quicker than asking each test binary.
+fuzz_targets  = grep -rno --include='*_test.go' '^func Fuzz[A-Za-z0-9_]*' . | sed -E 's|^(.*)/[^/]*:[0-9]+:func (.*)$$|\1 \2|' | sort
+chaos_folders = grep -rl --include='*_test.go' '^func Test[A-Za-z0-9_]*Chaos' . | sed 's|/[^/]*$$||' | sort -u
+
+.DEFAULT_GOAL := help
+.PHONY: help build run test race fuzz chaos bench lint format generate current vet verify clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+build: ## Build every command into bin/
+	$(GO) build -o bin/ ./...
+
+run: ## Run the worked example on this machine
+	$(GO) run . dev -f examples/invoices
+
+vet:
+	$(GO) vet ./...
+
+test: vet ## Vet, then run every test with the race detector
+	$(GOTEST) -race -timeout 10m ./...
+
+race: ## Run every test three times with the race detector, in random order
+	$(GOTEST) -race -timeout 30m -count 3 -shuffle on ./...
+
+fuzz: ## Fuzz each decoder in turn, FUZZTIME=60s each
+	@set -euo pipefail; \
+	targets=$$($(fuzz_targets)); \
+	while read -r folder target; do \
+		echo "fuzz $$folder $$target for $(FUZZTIME)"; \
+		$(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 5x "$$folder"; \
+	done <<<"$$targets"
+
+chaos: ## Kill the server ROUNDS=30 times under load, and look for what was lost or done twice
+	@set -euo pipefail; folders=$$($(chaos_folders)); \
+	ERRAND_CHAOS_ROUNDS=$(ROUNDS) $(GO) test -count 1 -timeout 60m -run Chaos -v $$folders
+
+bench: ## Measure: benchmarks of packages, then the whole by `errand bench`
+	$(GO) test -run '^$$' -bench . -benchmem ./...
+	$(GO) run . bench
+
+lint: ## Check the format, then look for mistakes
+	@set -euo pipefail; files=$$(gofmt -l .); \
+	if [ -n "$$files" ]; then echo "not formatted; run make format:"; echo "$$files"; exit 1; fi
+	$(GOLANGCI_LINT) run
+
+format: ## Format all Go code
+	gofmt -w .
+
+generate: ## Write what is generated: docs/states.md
+	$(GO) generate ./...
+
+current: ## Fail if a generated file is not what its source says
+	@set -euo pipefail; \
+	before=$$(git diff | cksum); \
+	$(MAKE) --no-print-directory generate; \
+	if [ "$$before" != "$$(git diff | cksum)" ]; then \
+		echo "make generate changes files: commit what it writes"; git diff --stat; exit 1; \
+	fi
+
+verify: lint current test fuzz ## Everything that continuous integration asks for
+
+clean: ## Remove what was built
+	rm -rf bin
