@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/errand-run/errand/shared/fleet"
 	"github.com/errand-run/errand/shared/run"
@@ -264,7 +265,10 @@ func (p *Plane) saveSession(ctx context.Context, key string, state json.RawMessa
 	return nil
 }
 
-// SaveSession keeps a session's state that a stopping instance handed over. key is TENANT/AGENT/NAME.
+// SaveSession keeps a session's state that a runtime's stopping instance handed over. key is TENANT/AGENT/NAME.
 func (p *Plane) SaveSession(ctx context.Context, key string, state json.RawMessage) error {
-	return p.saveSessions(ctx, map[string]json.RawMessage{key: state})
+	if strings.Count(key, "/") != 2 {
+		return refuse(CodeInvalid, "session %.80q: want TENANT/AGENT/NAME", key)
+	}
+	return p.saveSession(ctx, key, state)
 }

@@ -475,11 +475,11 @@ func (p *Plane) status(x *declaration) Declared {
 	name := x.object.Name()
 	switch o := x.object.(type) {
 	case *fleet.Agent:
-		n := p.ix.agents[name]
+		n := p.ix.agents.of(name)
 		d.Queued, d.Running = n.queued, n.live
 		d.Workers = p.ix.workersOf(func(w *worker) bool { return slices.Contains(w.agents, name) })
 	case *fleet.Tenant:
-		n := p.ix.tenants[name]
+		n := p.ix.tenants.of(name)
 		d.Queued, d.Running = n.queued, n.live
 		d.Share = p.ix.share(name)
 	case *fleet.Target:

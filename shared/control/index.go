@@ -30,6 +30,7 @@ type index struct {
 	tenants     tallies
 	agentTenant map[[2]string]int // live runs
 	sessions    map[string]string // session key to the run whose turn it is
+	lastTurn    map[string]string // session key to the worker that took its last turn
 	targets     map[string]map[string]struct{}
 
 	workers  map[string]*worker
@@ -143,6 +144,7 @@ func newIndex(cfg Config) *index {
 		tenants:     make(tallies),
 		agentTenant: make(map[[2]string]int),
 		sessions:    make(map[string]string),
+		lastTurn:    make(map[string]string),
 		targets:     make(map[string]map[string]struct{}),
 		workers:     make(map[string]*worker),
 		boxes:       make(map[string]*outbox),

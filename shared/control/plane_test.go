@@ -557,3 +557,44 @@ func TestATenantRunsUpToItsQuotaAndGetsEverySlotBack(t *testing.T) { // case F29
 		t.Fatalf("the tenant is left with %+v", n)
 	}
 }
+
+func TestASnapshotNeverUndoesALaterTurn(t *testing.T) {
+	h := newHouse(t, agentNamed("book", func(a *fleet.Agent) { a.Shape = fleet.Instance }))
+	turn := func(worker, state string) {
+		r := h.submit(Submission{Agent: "book"})
+		h.lease(worker, 1, "book")
+		if res := h.report(runtime.Report{Type: runtime.Completed, Run: r.ID, N: 1, Session: json.RawMessage(state)}); res.Err != nil {
+			t.Fatal(res.Err)
+		}
+	}
+	stop := func(worker, state string) {
+		if _, err := h.p.Beat(t.Context(), WorkerBeat{Worker: worker, Agents: []string{"book"}, Slots: 10, Draining: true,
+			Sessions: map[string]json.RawMessage{"default": json.RawMessage(state)}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wantSession := func(want string) {
+		t.Helper()
+		if got, _, err := h.p.session(t.Context(), "default/book/default"); err != nil || string(got) != want {
+			t.Fatalf("session is %s, %v, want %s", got, err, want)
+		}
+	}
+	turn("w1", `1`)
+	stop("w1", `1.5`)
+	wantSession(`1.5`)
+	turn("w2", `2`)
+	stop("w1", `1.7`)
+	wantSession(`2`)
+	stop("stranger", `9`)
+	wantSession(`2`)
+}
+
+func TestDeclaredObjectsShowTheirStatusWithAndWithoutRuns(t *testing.T) {
+	h := newHouse(t, agentNamed("echo"), agentNamed("idle"))
+	h.lease("w1", 1, "echo")
+	h.submit(Submission{Agent: "echo"})
+	all, err := h.p.Declared(t.Context(), fleet.KindAgent)
+	if err != nil || len(all) != 2 || all[0].Running != 1 || len(all[0].Workers) != 1 || all[1].Running != 0 {
+		t.Fatalf("agents: %+v, %v", all, err)
+	}
+}

@@ -34,7 +34,8 @@ type worker struct {
 	slots    int
 	draining bool
 	seen     run.Instant
-	holds    map[string]int // runs handed to it, with the attempt's number
+	holds    map[string]int    // runs handed to it, with the attempt's number
+	turns    map[string]string // sessions whose turns it took: name to key, "" where two tenants use the name
 }
 
 func workerKey(id string) string { return "worker/" + id }
@@ -221,6 +222,7 @@ func (p *Plane) take(w *worker, agents []string, limit int, now run.Instant) []s
 		case len(taken) < limit && slices.Contains(agents, t.agent):
 			t.live.handed, t.live.worker = now, w.id
 			w.holds[id] = t.live.n
+			p.ix.turn(w, t.live.session)
 			p.ix.confirms = append(p.ix.confirms, confirm{now.Add(p.cfg.ConfirmAfter), id, t.live.n})
 			taken = append(taken, id)
 		default:
@@ -271,8 +273,10 @@ func (p *Plane) Beat(ctx context.Context, b WorkerBeat) (WorkerStanding, error) 
 	if len(b.Attempts) > maxSlots {
 		return standing, refuse(CodeTooLarge, "worker %s: %d attempts, %d at most", b.Worker, len(b.Attempts), maxSlots)
 	}
-	if err := p.saveSessions(ctx, b.Sessions); err != nil {
-		return standing, err
+	for key, state := range p.snapshotsOf(&b) {
+		if err := p.saveSession(ctx, key, state); err != nil {
+			return standing, err
+		}
 	}
 	now := p.now()
 	p.mu.Lock()
@@ -392,15 +396,45 @@ func (p *Plane) workerDue(id string, now run.Instant) []edit {
 	return lost
 }
 
-// saveSessions keeps the snapshots that a stopping instance hands over, by session key.
-func (p *Plane) saveSessions(ctx context.Context, sessions map[string]json.RawMessage) error {
-	for key, state := range sessions {
-		if strings.Count(key, "/") < 2 {
-			return refuse(CodeInvalid, "session %q: want TENANT/AGENT/NAME", key)
-		}
-		if err := p.saveSession(ctx, key, state); err != nil {
-			return err
+// maxTurns bounds what is remembered of whose turns were taken where.
+const maxTurns = 100_000
+
+// turn notes that a worker takes a turn of a session; with Plane.mu held.
+func (ix *index) turn(w *worker, key string) {
+	if key == "" {
+		return
+	}
+	if len(ix.lastTurn) >= maxTurns {
+		clear(ix.lastTurn) // snapshots of these sessions are passed over: their last turns are saved
+	}
+	ix.lastTurn[key] = w.id
+	if w.turns == nil || len(w.turns) >= maxTurns {
+		w.turns = make(map[string]string)
+	}
+	name := key[strings.LastIndex(key, "/")+1:]
+	if other, known := w.turns[name]; known && other != key {
+		key = ""
+	}
+	w.turns[name] = key
+}
+
+// snapshotsOf are the snapshots that a stopping worker hands over, by session key: of the sessions whose last turn it
+// took and that have no turn under way. Anything else would undo what a later turn has saved.
+func (p *Plane) snapshotsOf(b *WorkerBeat) map[string]json.RawMessage {
+	if len(b.Sessions) == 0 {
+		return nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	w := p.ix.workers[b.Worker]
+	if w == nil {
+		return nil
+	}
+	mine := make(map[string]json.RawMessage, len(b.Sessions))
+	for name, state := range b.Sessions {
+		if key := w.turns[name]; key != "" && p.ix.lastTurn[key] == w.id && p.ix.sessions[key] == "" {
+			mine[key] = state
 		}
 	}
-	return nil
+	return mine
 }
