@@ -6,15 +6,14 @@ import (
 	"slices"
 
 	"github.com/errand-run/errand/shared/fleet"
+	"github.com/errand-run/errand/shared/run"
 )
 
-// block is how many neighbouring nodes share an upper bound of their scores: the bits of a word.
-const block = 64
-
-// Bounds of the caches; a full one is emptied. A view takes about 9 B per node, a class 1 bit per node and 1 KiB.
+// Bounds of the caches; a full one is emptied. A view takes about 9 B per node, a mask a bit.
 const (
-	maxViews   = 1 << 10
-	maxClasses = 1 << 14
+	maxViews  = 1 << 10
+	maxMasks  = 1 << 15
+	maxNoways = 1 << 12
 )
 
 // cache is what a World keeps ready for one profile. All its lists run parallel to World.order.
@@ -25,72 +24,79 @@ type cache struct {
 
 	load    []int32 // by the Load scorers
 	loadMax []int32 // per block, over open nodes
-	bits    [closedKinds][]uint64
+	states  [closedKinds]bitset
 
-	views   map[*fleet.Agent]*view
-	byName  map[string][]*view
-	classes map[classKey]*class
+	views  map[*fleet.Agent]*view
+	byName map[string][]*view
+	masks  map[string]*mask
+	noways map[nowayKey]*noway
 }
 
 // view is what holds for one agent, whoever's run it is.
 type view struct {
 	agent    *fleet.Agent
-	name     string
-	request  Request // for the Agent scorers
+	request  Request // without run and tenant
 	fleet    uint64  // generation that it is at
 	verdicts []uint8 // reason codes; 0: feasible
+	feasible bitset
+	refused  []Tally
 	fixed    []int32 // by the Scorers, of feasible nodes
 	fixedMax []int32 // per block
 	own      []int32 // by the Agent scorers
 	ownMax   []int32 // per block
+
+	full   Decision // that there is no capacity, for tenants that may use all feasible nodes
+	fullAt uint64   // World.stamp when it was made; 0 for never
 }
 
-type classKey struct {
-	view   *view
-	tenant string
-}
-
-// class is what holds for one agent and tenant.
-type class struct {
-	view     *view
-	tenant   *fleet.Tenant
+// mask is what holds for one tenant, whichever agent runs.
+type mask struct {
+	request  Request // without agent
 	fleet    uint64
-	feasible []uint64 // bit set over nodes
-	fit      int      // how many
-	refused  []Tally
-
-	no   *Decision // the last refusal, made at
-	noAt Generation
+	feasible bitset
 }
+
+// noway is the decision for an agent and tenant whom no node could take.
+type noway struct {
+	fleet    uint64
+	decision Decision
+}
+
+type nowayKey struct {
+	view *view
+	mask *mask
+}
+
+// never is a generation that no World reaches.
+const never = 1<<64 - 1
 
 // serve readies the cache for a profile and the present order.
 func (c *cache) serve(p *Profile, w *World) {
 	if c.profile != p {
-		*c = cache{profile: p, weight: p.weight(), stale: true}
-		c.flush()
+		*c = cache{profile: p, weight: p.weight(), stale: true, masks: map[string]*mask{}, noways: map[nowayKey]*noway{}}
+		c.dropViews()
 	}
 	if !c.stale {
 		return
 	}
 	c.stale = false
-	n, blocks := len(w.order), (len(w.order)+block-1)/block
-	c.load = resize(c.load, n)
-	c.loadMax = resize(c.loadMax, blocks)
-	for k := range c.bits {
-		c.bits[k] = resize(c.bits[k], blocks)
-		clear(c.bits[k])
+	n := len(w.order)
+	c.load, c.loadMax = resize(c.load, n), resize(c.loadMax, blocks(n))
+	for k := range c.states {
+		c.states[k] = c.states[k].empty(n)
 	}
 	for i, node := range w.order {
 		c.load[i] = total(p.Load, w, nil, node)
-		c.bits[node.closed()][i/block] |= 1 << (i % block)
+		c.states[node.closed()].set(i, true)
 	}
 	for b := range c.loadMax {
 		c.bound(b)
 	}
 }
 
-func (c *cache) flush() {
-	c.views, c.byName, c.classes = map[*fleet.Agent]*view{}, map[string][]*view{}, map[classKey]*class{}
+func (c *cache) dropViews() {
+	c.views, c.byName = map[*fleet.Agent]*view{}, map[string][]*view{}
+	clear(c.noways)
 }
 
 // touch follows a change of what is in use on the node by runs of the agent.
@@ -100,8 +106,7 @@ func (c *cache) touch(w *World, n *Node, agent string) {
 	}
 	i, b := n.at, n.at/block
 	c.load[i] = total(c.profile.Load, w, nil, n)
-	c.mark(n)
-	c.bound(b)
+	c.reopen(n)
 	for _, v := range c.byName[agent] {
 		if v.fleet != w.gen.Fleet {
 			continue // it will be brought up to date as a whole
@@ -117,75 +122,44 @@ func (c *cache) touch(w *World, n *Node, agent string) {
 	}
 }
 
-// reopen follows a change of whether the node takes anything.
+// reopen follows a change of whether the node takes anything, or of its load.
 func (c *cache) reopen(n *Node) {
 	if c.stale || c.profile == nil || n.at < 0 {
 		return
 	}
-	c.mark(n)
-	c.bound(n.at / block)
-}
-
-func (c *cache) mark(n *Node) {
-	b, bit := n.at/block, uint64(1)<<(n.at%block)
-	for k := range c.bits {
-		c.bits[k][b] &^= bit
+	for k := range c.states {
+		c.states[k].set(n.at, false)
 	}
-	c.bits[n.closed()][b] |= bit
+	c.states[n.closed()].set(n.at, true)
+	c.bound(n.at / block)
 }
 
 func (c *cache) bound(b int) {
 	best := int32(0)
-	for m := c.bits[open][b]; m != 0; m &= m - 1 {
+	for m := c.states[open][b]; m != 0; m &= m - 1 {
 		best = max(best, c.load[b*block+bits.TrailingZeros64(m)])
 	}
 	c.loadMax[b] = best
 }
 
-// class returns what holds for the request's agent and tenant, up to date.
-func (c *cache) class(w *World, r *Request) *class {
-	v := c.view(w, r)
-	key := classKey{v, r.Run.Tenant}
-	k := c.classes[key]
-	if k == nil {
-		if len(c.classes) >= maxClasses {
-			clear(c.classes)
-		}
-		k = &class{view: v, tenant: r.Tenant, fleet: never}
-		c.classes[key] = k
-	}
-	if k.tenant != r.Tenant {
-		if !reflect.DeepEqual(k.tenant, r.Tenant) {
-			k.fleet = never
-		}
-		k.tenant = r.Tenant
-	}
-	if k.fleet != w.gen.Fleet {
-		k.sync(c, w, r)
-	}
-	return k
-}
-
-// never is a generation that no World reaches.
-const never = 1<<64 - 1
-
+// view returns what holds for the request's agent, up to date.
 func (c *cache) view(w *World, r *Request) *view {
 	v := c.views[r.Agent]
 	if v == nil {
+		if len(c.views) >= maxViews {
+			c.dropViews()
+		}
 		// The same revision may have been decoded twice.
-		for _, other := range c.byName[r.Agent.Name()] {
+		name := r.Agent.Name()
+		for _, other := range c.byName[name] {
 			if reflect.DeepEqual(other.agent, r.Agent) {
 				v = other
 				break
 			}
 		}
-		if len(c.views) >= maxViews {
-			c.flush()
-			v = nil
-		}
 		if v == nil {
-			v = &view{agent: r.Agent, name: r.Agent.Name(), request: Request{Agent: r.Agent}, fleet: never}
-			c.byName[v.name] = append(c.byName[v.name], v)
+			v = &view{agent: r.Agent, request: Request{Agent: r.Agent}, fleet: never}
+			c.byName[name] = append(c.byName[name], v)
 		}
 		c.views[r.Agent] = v
 	}
@@ -206,12 +180,11 @@ func (v *view) sync(p *Profile, w *World) {
 		}
 	}
 	changes, known := w.since(v.fleet)
-	if v.fleet == never || !known || len(changes) > len(w.order)/2+block {
+	if !known {
 		v.verdicts, v.fixed = resize(v.verdicts, len(w.order)), resize(v.fixed, len(w.order))
 		for i, n := range w.order {
 			ask(i, n)
 		}
-		changes = nil
 	}
 	for _, c := range changes {
 		switch c.kind {
@@ -226,47 +199,82 @@ func (v *view) sync(p *Profile, w *World) {
 			ask(c.at, c.node)
 		}
 	}
-	// Use was not followed while the view was behind.
+	// 2. Who is feasible, and the use, which was not followed while the view was behind.
+	v.feasible = v.feasible.empty(len(w.order))
 	v.own = resize(v.own, len(w.order))
+	var count tallies
 	for i, n := range w.order {
 		v.own[i] = total(p.Agent, w, &v.request, n)
+		if code := v.verdicts[i]; code == 0 {
+			v.feasible.set(i, true)
+		} else {
+			count.add(code, n.name)
+		}
 	}
-	// 2. Bounds.
-	blocks := (len(w.order) + block - 1) / block
-	v.fixedMax, v.ownMax = resize(v.fixedMax, blocks), resize(v.ownMax, blocks)
-	for b := range blocks {
+	v.refused = count.list(nil)
+	// 3. Bounds.
+	v.fixedMax, v.ownMax = resize(v.fixedMax, len(v.feasible)), resize(v.ownMax, len(v.feasible))
+	for b := range v.feasible {
 		from, to := b*block, min(b*block+block, len(w.order))
 		v.fixedMax[b], v.ownMax[b] = slices.Max(v.fixed[from:to]), slices.Max(v.own[from:to])
 	}
 	v.fleet = w.gen.Fleet
 }
 
-// sync asks the tenant filters and counts refusals.
-func (k *class) sync(c *cache, w *World, r *Request) {
-	k.feasible = resize(k.feasible, (len(w.order)+block-1)/block)
-	clear(k.feasible)
-	k.fit = 0
-	var count tallies
-	for i, n := range w.order {
-		code := k.view.verdicts[i]
-		if code == 0 {
-			code = first(c.profile.Tenant, w, r, n).Reason.code()
+// mask returns what holds for the request's tenant, up to date.
+func (c *cache) mask(w *World, r *Request) *mask {
+	m := c.masks[r.Run.Tenant]
+	if m == nil {
+		if len(c.masks) >= maxMasks {
+			clear(c.masks)
+			clear(c.noways)
 		}
-		if code == 0 {
-			k.feasible[i/block] |= 1 << (i % block)
-			k.fit++
-			continue
-		}
-		count.add(code, n.name)
+		m = &mask{fleet: never}
+		m.request = Request{Run: &run.Record{Spec: run.Spec{Tenant: r.Run.Tenant}}, Tenant: r.Tenant}
+		c.masks[r.Run.Tenant] = m
 	}
-	k.refused = count.list(nil)
-	k.fleet, k.no = w.gen.Fleet, nil
+	if m.request.Tenant != r.Tenant {
+		if !reflect.DeepEqual(m.request.Tenant, r.Tenant) {
+			m.fleet = never
+		}
+		m.request.Tenant = r.Tenant
+	}
+	if m.fleet != w.gen.Fleet {
+		m.sync(c.profile, w)
+	}
+	return m
 }
 
-// resize returns a slice of length n, of list's memory if it is enough. Its elements are undefined.
-func resize[T any](list []T, n int) []T {
-	if cap(list) >= n {
-		return list[:n]
+// sync brings a mask up to date like a view.
+func (m *mask) sync(p *Profile, w *World) {
+	ask := func(n *Node) bool { return first(p.Tenant, w, &m.request, n).Feasible() }
+	changes, known := w.since(m.fleet)
+	if !known {
+		m.feasible = m.feasible.empty(len(w.order))
+		for i, n := range w.order {
+			m.feasible.set(i, ask(n))
+		}
 	}
-	return make([]T, n, n+n/8)
+	n := len(w.order)
+	for _, c := range changes {
+		switch c.kind {
+		case inserted:
+			n--
+		case deleted:
+			n++
+		}
+	}
+	for _, c := range changes {
+		switch c.kind {
+		case inserted:
+			m.feasible = m.feasible.insert(c.at, n, ask(c.node))
+			n++
+		case deleted:
+			m.feasible = m.feasible.remove(c.at, n)
+			n--
+		case replaced:
+			m.feasible.set(c.at, ask(c.node))
+		}
+	}
+	m.fleet = w.gen.Fleet
 }

@@ -36,8 +36,8 @@ type Scored struct {
 type Tally struct {
 	Reason  Reason
 	Count   int
-	Names   [maxNames]string // of the first ones by name, as many as there are
-	Message string           // of the first one, where the outcome is not Placed
+	Names   [maxNames]string // of the first ones by name, as many as there are; none where no node is to blame
+	Message string           // of the first one, where it binds: what is in use for NoCapacity, what is declared for Unschedulable
 }
 
 func (t *Tally) name(name string) {
@@ -133,6 +133,7 @@ func (t Tally) String() string {
 		text = string(t.Reason) + ": " + t.Names[0]
 	}
 	switch {
+	case t.Names[0] == "":
 	case t.Count == 2:
 		text += ", likewise " + t.Names[1]
 	case t.Count > 2:

@@ -30,7 +30,8 @@ type Candidate struct {
 	Chosen   bool      `json:"chosen,omitempty"`
 
 	sum      int32
-	declared bool // refused by what is declared
+	declared bool   // refused by what is declared
+	counts   Reason // what a refusal counts as
 }
 
 // Explanation is a decision with every candidate, in the order of their names.
@@ -44,8 +45,9 @@ const roomFilter = "room"
 
 // Explain decides as Place does, asking every plugin about every node, and keeps all that they said.
 func (p *Profile) Explain(w *World, r *Request) Explanation {
+	d, refused := p.access(w, r)
 	if r.Agent == nil {
-		return Explanation{Decision: agentMissing(w)}
+		return Explanation{Decision: d}
 	}
 	e := Explanation{Candidates: make([]Candidate, len(w.order))}
 	var best ranking
@@ -55,7 +57,9 @@ func (p *Profile) Explain(w *World, r *Request) Explanation {
 			best.add(c.sum, i)
 		}
 	}
-	e.Decision = p.conclude(w, e.Candidates, best)
+	if e.Decision = d; !refused {
+		e.Decision = p.conclude(e.Candidates, best)
+	}
 	if best.n > 0 {
 		e.Candidates[best.list[0].at].Chosen = true
 	}
@@ -79,23 +83,31 @@ func (p *Profile) candidate(w *World, r *Request, n *Node) Candidate {
 	c := Candidate{Node: n.name, Target: n.Target.Name(), Worker: n.Worker}
 	asking := *r
 	asking.explain = true
-	ask := func(list []Filter) {
+	ask := func(list []Filter, n *Node) {
 		for _, f := range list {
 			if v := f.Filter(w, &asking, n); !v.Feasible() {
 				c.Refusals = append(c.Refusals, Refusal{f.Name(), v})
 			}
 		}
 	}
-	ask(p.Filters)
-	ask(p.Tenant)
+	ask(p.Access, nil)
+	ask(p.Filters, n)
+	if len(c.Refusals) > 0 {
+		c.counts = c.Refusals[0].Reason
+	} else {
+		c.counts = TenantExcluded
+	}
+	ask(p.Tenant, n)
 	if c.declared = len(c.Refusals) > 0; c.declared {
 		return c
 	}
 	if v := roomVerdict(&asking, n, n.heldFor(r)); !v.Feasible() {
 		c.Refusals = append(c.Refusals, Refusal{roomFilter, v})
 	}
-	ask(p.Room)
-
+	ask(p.Room, n)
+	if len(c.Refusals) > 0 {
+		c.counts = c.Refusals[0].Reason
+	}
 	agentOnly := Request{Agent: r.Agent}
 	for _, group := range []struct {
 		list []Weighted
@@ -112,7 +124,7 @@ func (p *Profile) candidate(w *World, r *Request, n *Node) Candidate {
 }
 
 // conclude makes the decision that the candidates lead to.
-func (p *Profile) conclude(w *World, list []Candidate, best ranking) Decision {
+func (p *Profile) conclude(list []Candidate, best ranking) Decision {
 	d := Decision{Outcome: Unschedulable, Nodes: len(list), Final: len(list) > 0, WakeOn: wakeOnWorker, bests: best.n}
 	var never, now tallies
 	for i := range list {
@@ -129,11 +141,20 @@ func (p *Profile) conclude(w *World, list []Candidate, best ranking) Decision {
 		} else if at := c.Refusals[0].RetryAt; at != 0 && (d.RetryAt == 0 || at < d.RetryAt) {
 			d.RetryAt = at
 		}
-		code := c.Refusals[0].Reason.code()
+		code := c.counts.code()
 		if count[code].Count == 0 {
 			count[code].Message = c.Refusals[0].Message
 		}
 		count.add(code, c.Node)
+	}
+	// Messages say what binds.
+	for i := range never {
+		if best.n > 0 {
+			now[i].Message = ""
+		}
+		if d.Fit > 0 {
+			never[i].Message = ""
+		}
 	}
 	d.Refused = now.list(never.list(nil))
 	switch {

@@ -35,7 +35,10 @@ func DeclaredFilters() []Filter {
 	}
 }
 
-// TenantFilters compare the tenant with the agent's and the node's declaration.
+// AccessFilters compare the tenant with the agent's declaration.
+func AccessFilters() []Filter { return []Filter{filter{"access", access}} }
+
+// TenantFilters compare the tenant with the node's declaration.
 func TenantFilters() []Filter { return []Filter{filter{"tenant", tenants}} }
 
 // say names a node in a sentence.
@@ -210,14 +213,19 @@ func fits(_ *World, r *Request, n *Node) Verdict {
 	return Verdict{}
 }
 
-func tenants(_ *World, r *Request, n *Node) Verdict {
-	if only := r.Agent.Needs.TenantsOnly; len(only) > 0 && !slices.Contains(only, r.Run.Tenant) {
-		v := Refuse(r, TenantForbidden, nil, func() string {
-			return fmt.Sprintf("agent %s runs for tenant %s only, not for %s", r.Agent.Name(), alternatives(only), r.Run.Tenant)
-		})
-		v.Final = true // the run keeps this revision of its agent
-		return v
+func access(_ *World, r *Request, _ *Node) Verdict {
+	only := r.Agent.Needs.TenantsOnly
+	if len(only) == 0 || slices.Contains(only, r.Run.Tenant) {
+		return Verdict{}
 	}
+	v := Refuse(r, TenantForbidden, nil, func() string {
+		return fmt.Sprintf("agent %s runs for tenant %s only, not for %s", r.Agent.Name(), alternatives(only), r.Run.Tenant)
+	})
+	v.Final = true // the run keeps this revision of its agent
+	return v
+}
+
+func tenants(_ *World, r *Request, n *Node) Verdict {
 	if only := n.Target.Tenants; len(only) > 0 && !slices.Contains(only, r.Run.Tenant) {
 		return Refuse(r, TenantExcluded, wakeOnTarget, func() string {
 			return fmt.Sprintf("%s serves tenant %s, not %s", n.say(), alternatives(only), r.Run.Tenant)

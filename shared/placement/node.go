@@ -123,9 +123,9 @@ type closed uint8
 
 const (
 	open closed = iota
-	full
-	isReserved
 	noWorker
+	isReserved
+	full
 	closedKinds
 )
 

@@ -7,59 +7,57 @@ import (
 
 // Place chooses a node for the request, or none. It changes nothing: Assume does.
 func (p *Profile) Place(w *World, r *Request) Decision {
-	if r.Agent == nil {
-		return agentMissing(w)
+	// 1. What the nodes have no part in.
+	if d, refused := p.access(w, r); refused {
+		return d
 	}
-	// 1. What is known about requests of its class.
+	// 2. What is known about its agent and its tenant, and the best nodes that are open.
 	c := &w.cache
 	c.serve(p, w)
-	k := c.class(w, r)
+	v, m := c.view(w, r), c.mask(w, r)
 	own := w.reserved[r.Run.ID]
-	switch {
-	case k.fit == 0:
-		if k.no == nil {
-			d := unschedulable(p, w, r, k)
-			k.no, k.noAt = &d, w.gen
-		}
-		return *k.no
-	case k.no != nil && k.noAt == w.gen && own == nil:
-		return *k.no
+	common := own == nil && len(p.Room) == 0 && m.covers(v)
+	if common && v.fullAt == w.stamp {
+		return v.full
 	}
-	// 2. The best nodes that are open.
 	var best ranking
-	use := needs(r)
-	v := k.view
-	for b, feasible := range k.feasible {
-		m := feasible & c.bits[open][b]
-		if m == 0 || !best.admits(v.fixedMax[b]+v.ownMax[b]+c.loadMax[b]) {
+	fit, use := 0, needs(r)
+	for b, feasible := range v.feasible {
+		feasible &= m.feasible[b]
+		fit += bits.OnesCount64(feasible)
+		among := feasible & c.states[open][b]
+		if among == 0 || !best.admits(v.fixedMax[b]+v.ownMax[b]+c.loadMax[b]) {
 			continue
 		}
-		for ; m != 0; m &= m - 1 {
-			i := b*block + bits.TrailingZeros64(m)
-			score := v.fixed[i] + v.own[i] + c.load[i]
-			if best.admits(score) && refusal(p, w, r, w.order[i], use) == "" {
+		for ; among != 0; among &= among - 1 {
+			i := b*block + bits.TrailingZeros64(among)
+			if score := v.fixed[i] + v.own[i] + c.load[i]; best.admits(score) && p.hasRoom(w, r, w.order[i], use) {
 				best.add(score, i)
 			}
 		}
 	}
 	// 3. The node that is kept free for this run alone.
 	if own != nil {
-		if i := own.node.at; k.feasible[i/block]>>(i%block)&1 == 1 && refusal(p, w, r, own.node, use) == "" {
+		i := own.node.at
+		if v.feasible.has(i) && m.feasible.has(i) && p.hasRoom(w, r, own.node, use) {
 			best.add(v.fixed[i]+v.own[i]+c.load[i], i)
 		}
 	}
 	// 4. The decision.
-	if best.n == 0 {
-		d := noCapacity(p, w, r, k, use, own != nil)
-		if own == nil {
-			k.no, k.noAt = &d, w.gen
+	switch {
+	case fit == 0:
+		return c.noway(p, w, r, v, m)
+	case best.n == 0:
+		d := p.noCapacity(w, r, v, m, fit)
+		if common {
+			v.full, v.fullAt = d, w.stamp
 		}
 		return d
 	}
 	chosen := w.order[best.list[0].at]
 	d := Decision{
 		Outcome: Placed, Node: chosen.name, Target: chosen.Target.Name(), Worker: chosen.Worker,
-		Nodes: len(w.order), Fit: k.fit, Refused: c.closedTallies(w, k), bests: best.n,
+		Nodes: len(w.order), Fit: fit, Refused: c.tally(w, v, m), bests: best.n,
 	}
 	for i, ranked := range best.list[:best.n] {
 		d.best[i] = Scored{w.order[ranked.at].name, int(ranked.score) / c.weight}
@@ -68,12 +66,44 @@ func (p *Profile) Place(w *World, r *Request) Decision {
 	return d
 }
 
-// refusal asks for what is free at the moment.
-func refusal(p *Profile, w *World, r *Request, n *Node, use Usage) Reason {
-	if reason := n.room(use, n.heldFor(r)); reason != "" || len(p.Room) == 0 {
-		return reason
+// Saturated reports whether no node takes anything at all at the moment, save for runs with a reservation. Then a pass
+// can end.
+func (p *Profile) Saturated(w *World) bool {
+	w.cache.serve(p, w)
+	return !slices.ContainsFunc(w.cache.states[open], func(word uint64) bool { return word != 0 })
+}
+
+// covers reports whether the tenant may use all nodes that fit the agent.
+func (m *mask) covers(v *view) bool {
+	for b, feasible := range v.feasible {
+		if feasible&^m.feasible[b] != 0 {
+			return false
+		}
 	}
-	return first(p.Room, w, r, n).Reason
+	return true
+}
+
+// access asks the filters that do not depend on a node.
+func (p *Profile) access(w *World, r *Request) (Decision, bool) {
+	var v Verdict
+	if r.Agent == nil {
+		v = Verdict{Reason: AgentMissing, Message: "the agent " + r.Run.Agent + " is not declared any more", Final: true}
+	} else if v = first(p.Access, w, r, nil); v.Feasible() {
+		return Decision{}, false
+	} else {
+		asking := *r
+		asking.explain = true
+		v = first(p.Access, w, &asking, nil)
+	}
+	t := Tally{Reason: v.Reason, Count: len(w.order), Message: v.Message}
+	return Decision{
+		Outcome: Unschedulable, Nodes: len(w.order), Refused: []Tally{t}, Final: v.Final, RetryAt: v.RetryAt, WakeOn: v.WakeOn,
+	}, true
+}
+
+// hasRoom asks what is free at the moment.
+func (p *Profile) hasRoom(w *World, r *Request, n *Node, use Usage) bool {
+	return n.room(use, n.heldFor(r)) == "" && (len(p.Room) == 0 || first(p.Room, w, r, n).Feasible())
 }
 
 func (n *Node) heldFor(r *Request) bool { return n.reserved != nil && n.reserved.run == r.Run.ID }
@@ -86,72 +116,93 @@ type ranking struct {
 
 type ranked struct {
 	score int32
-	at    int
+	at    int32
 }
 
 // admits reports whether a node with this score, and a higher index than all so far, belongs in.
 func (k *ranking) admits(score int32) bool { return k.n < MaxBest || score > k.list[MaxBest-1].score }
 
 func (k *ranking) add(score int32, at int) {
-	i := k.n
-	if i == MaxBest {
-		i--
-		if last := k.list[i]; score < last.score || score == last.score && at > last.at {
-			return
-		}
-	} else {
+	x := ranked{score, int32(at)}
+	if k.n < MaxBest {
 		k.n++
+	} else if !x.before(k.list[MaxBest-1]) {
+		return
 	}
-	for ; i > 0; i-- {
-		if before := k.list[i-1]; before.score > score || before.score == score && before.at < at {
-			break
-		}
+	i := k.n - 1
+	for ; i > 0 && x.before(k.list[i-1]); i-- {
 		k.list[i] = k.list[i-1]
 	}
-	k.list[i] = ranked{score, at}
+	k.list[i] = x
 }
 
-// closedTallies adds to a class's refusals how many nodes that fit take nothing at the moment.
-func (c *cache) closedTallies(w *World, k *class) []Tally {
-	list := k.refused
-	for kind := full; kind < closedKinds; kind++ {
-		if t := c.closedTally(w, k, kind); t.Count > 0 {
-			list = append(slices.Clip(list), t) // the class's own stays as it is
+func (x ranked) before(y ranked) bool { return x.score > y.score || x.score == y.score && x.at < y.at }
+
+// tally adds to a view's refusals how many nodes the tenant may not use, and how many take nothing at the moment.
+func (c *cache) tally(w *World, v *view, m *mask) []Tally {
+	var extra [1 + closedKinds]Tally
+	n := 0
+	for kind := open; kind < closedKinds; kind++ {
+		// The state open stands for the tenant here.
+		t := Tally{Reason: TenantExcluded}
+		if kind != open {
+			t = c.closedTally(w, v, m, kind)
+		} else {
+			for b, feasible := range v.feasible {
+				t.addAll(w, b, feasible&^m.feasible[b])
+			}
+		}
+		if t.Count > 0 {
+			extra[n] = t
+			n++
 		}
 	}
-	return list
+	if n == 0 {
+		return v.refused
+	}
+	list := make([]Tally, 0, len(v.refused)+n)
+	return append(append(list, v.refused...), extra[:n]...)
 }
 
-func (c *cache) closedTally(w *World, k *class, kind closed) Tally {
+// closedTally counts the nodes that fit and take nothing, for one reason.
+func (c *cache) closedTally(w *World, v *view, m *mask, kind closed) Tally {
 	t := Tally{Reason: kind.reason()}
-	for b, feasible := range k.feasible {
-		m := feasible & c.bits[kind][b]
-		t.Count += bits.OnesCount64(m)
-		for ; m != 0 && t.Names[maxNames-1] == ""; m &= m - 1 {
-			t.name(w.order[b*block+bits.TrailingZeros64(m)].name)
-		}
+	for b, feasible := range v.feasible {
+		t.addAll(w, b, feasible&m.feasible[b]&c.states[kind][b])
 	}
 	return t
 }
 
-// noCapacity says what keeps the request from each node that it fits.
-func noCapacity(p *Profile, w *World, r *Request, k *class, use Usage, own bool) Decision {
-	var count tallies
-	// 1. Nodes that take nothing refuse every request but the one that they are kept free for.
-	if !own {
-		for kind := full; kind < closedKinds; kind++ {
-			count[kind.reason().code()] = w.cache.closedTally(w, k, kind)
-		}
+// addAll counts the nodes of one word.
+func (t *Tally) addAll(w *World, b int, nodes uint64) {
+	for rest := nodes; rest != 0 && t.Names[maxNames-1] == ""; rest &= rest - 1 {
+		t.name(w.order[b*block+bits.TrailingZeros64(rest)].name)
 	}
-	// 2. The others refuse this one.
-	for b, feasible := range k.feasible {
-		m := feasible
-		if !own {
-			m &= w.cache.bits[open][b]
+	t.Count += bits.OnesCount64(nodes)
+}
+
+// noCapacity says what keeps the request from each node that it fits.
+func (p *Profile) noCapacity(w *World, r *Request, v *view, m *mask, fit int) Decision {
+	// 1. Nodes that take nothing are counted without asking, unless others are refused for the same reasons too: then
+	// asking them in order gives the first names.
+	c, use := &w.cache, needs(r)
+	var count tallies
+	asked := v.feasible
+	if use.Slots == 1 && w.reserved[r.Run.ID] == nil && len(p.Room) == 0 {
+		for kind := open + 1; kind < closedKinds; kind++ {
+			count[kind.reason().code()] = c.closedTally(w, v, m, kind)
 		}
-		for ; m != 0; m &= m - 1 {
-			n := w.order[b*block+bits.TrailingZeros64(m)]
-			count.add(refusal(p, w, r, n, use).code(), n.name)
+		asked = c.states[open]
+	}
+	// 2. The others.
+	for b, feasible := range v.feasible {
+		for rest := feasible & m.feasible[b] & asked[b]; rest != 0; rest &= rest - 1 {
+			n := w.order[b*block+bits.TrailingZeros64(rest)]
+			reason := n.room(use, n.heldFor(r))
+			if reason == "" {
+				reason = first(p.Room, w, r, n).Reason
+			}
+			count.add(reason.code(), n.name)
 		}
 	}
 	// 3. One message for each reason.
@@ -162,9 +213,11 @@ func noCapacity(p *Profile, w *World, r *Request, k *class, use Usage, own bool)
 			t.Message = room(p, w, &asking, w.nodes[t.Names[0]]).Message
 		}
 	}
-	return Decision{
-		Outcome: NoCapacity, Nodes: len(w.order), Fit: k.fit, Refused: count.list(k.refused), WakeOn: wakeOnSlot,
+	head := v.refused
+	if excluded := c.tally(w, v, m); len(excluded) > len(head) && excluded[len(head)].Reason == TenantExcluded {
+		head = excluded[:len(head)+1]
 	}
+	return Decision{Outcome: NoCapacity, Nodes: len(w.order), Fit: fit, Refused: count.list(head), WakeOn: wakeOnSlot}
 }
 
 // room is the verdict over what is free at the moment.
@@ -175,18 +228,35 @@ func room(p *Profile, w *World, r *Request, n *Node) Verdict {
 	return first(p.Room, w, r, n)
 }
 
-// unschedulable says why no node can ever take the request as things are declared.
-func unschedulable(p *Profile, w *World, r *Request, k *class) Decision {
+// noway is the decision when no node can ever take the request as things are declared. It is made once for an agent and
+// a tenant.
+func (c *cache) noway(p *Profile, w *World, r *Request, v *view, m *mask) Decision {
+	key := nowayKey{v, m}
+	known := c.noways[key]
+	if known == nil {
+		if len(c.noways) >= maxNoways {
+			clear(c.noways)
+		}
+		known = &noway{fleet: never}
+		c.noways[key] = known
+	}
+	if known.fleet != w.gen.Fleet {
+		*known = noway{w.gen.Fleet, p.unschedulable(w, r)}
+	}
+	return known.decision
+}
+
+func (p *Profile) unschedulable(w *World, r *Request) Decision {
 	d := Decision{Outcome: Unschedulable, Nodes: len(w.order), Final: len(w.order) > 0, WakeOn: wakeOnWorker}
-	var count tallies
 	asking := *r
+	var count tallies
 	for _, n := range w.order {
 		asking.explain = false
-		v := declared(p, w, &asking, n)
-		code := v.Reason.code()
+		v, code := p.declared(w, &asking, n)
 		if count[code].Count == 0 {
 			asking.explain = true
-			count[code].Message = declared(p, w, &asking, n).Message
+			explained, _ := p.declared(w, &asking, n)
+			count[code].Message = explained.Message
 		}
 		count.add(code, n.name)
 		d.Final = d.Final && v.Final
@@ -201,18 +271,10 @@ func unschedulable(p *Profile, w *World, r *Request, k *class) Decision {
 	return d
 }
 
-// declared is the first refusal by what is declared.
-func declared(p *Profile, w *World, r *Request, n *Node) Verdict {
+// declared is the first refusal by what is declared, and the code that it counts under.
+func (p *Profile) declared(w *World, r *Request, n *Node) (Verdict, uint8) {
 	if v := first(p.Filters, w, r, n); !v.Feasible() {
-		return v
+		return v, v.Reason.code()
 	}
-	return first(p.Tenant, w, r, n)
-}
-
-func agentMissing(w *World) Decision {
-	var count tallies
-	for _, n := range w.order {
-		count.add(AgentMissing.code(), n.name)
-	}
-	return Decision{Outcome: Unschedulable, Nodes: len(w.order), Refused: count.list(nil)}
+	return first(p.Tenant, w, r, n), TenantExcluded.code()
 }

@@ -3,15 +3,18 @@ package placement
 // Profile is how to choose. Its lists say what a plugin may look at; one that looks at more sees stale answers. A
 // Profile must not change once it was used, and a World serves one Profile at a time (another starts its caches anew).
 type Profile struct {
-	// Filters may look at the agent and at what SetNode was given.
+	// Access filters may look at the agent and the tenant; there is no node.
+	Access []Filter
+	// Filters may look at the agent and at what SetNode was given; their request has no run and no tenant.
 	Filters []Filter
-	// Tenant filters may look at the tenant too.
+	// Tenant filters may look at the tenant, which Run.Tenant names, and at what SetNode was given; their request has no
+	// agent. Their refusals count as TenantExcluded.
 	Tenant []Filter
 	// Room filters may look at the agent, the tenant and everything about the node. They are asked after the built-in
 	// one for slots, processor and memory.
 	Room []Filter
 
-	// Scorers may look at the agent and at what SetNode was given.
+	// Scorers may look at the agent and at what SetNode was given; their request has no run and no tenant.
 	Scorers []Weighted
 	// Load scorers may look at the node and its own use; their request is nil.
 	Load []Weighted
@@ -22,6 +25,7 @@ type Profile struct {
 // Default is the profile of the control plane: what an agent prefers, then cost and an even load, then warmth.
 func Default() *Profile {
 	return &Profile{
+		Access:  AccessFilters(),
 		Filters: DeclaredFilters(),
 		Tenant:  TenantFilters(),
 		Scorers: []Weighted{{Affinity(), 4}, {Cost(), 2}},

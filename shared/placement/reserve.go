@@ -14,14 +14,14 @@ import (
 // Unreserve, or when the node leaves. At most half of the nodes (but one in any case) are reserved at a time; beyond
 // that, and when no node fits, the result is false.
 func (p *Profile) Reserve(w *World, r *Request) (node string, free run.Instant, ok bool) {
-	if r.Agent == nil {
+	// 1. The nodes that fit.
+	if _, refused := p.access(w, r); refused {
+		w.Unreserve(r.Run.ID)
 		return "", 0, false
 	}
-	// 1. The nodes that fit.
 	w.cache.serve(p, w)
-	k := w.cache.class(w, r)
-	use := needs(r)
-	fit := func(n *Node) bool { return n.at >= 0 && k.feasible[n.at/block]>>(n.at%block)&1 == 1 }
+	v, m, use := w.cache.view(w, r), w.cache.mask(w, r), needs(r)
+	fit := func(n *Node) bool { return v.feasible.has(n.at) && m.feasible.has(n.at) }
 	// 2. What it has already.
 	if own := w.reserved[r.Run.ID]; own != nil {
 		if fit(own.node) {

@@ -7,6 +7,8 @@ type Reason string
 
 // The reasons that hold even for an empty node, and then those that hold at the moment.
 const (
+	AgentMissing        Reason = "AgentMissing"    // the run's agent is not known
+	TenantForbidden     Reason = "TenantForbidden" // by the agent
 	Draining            Reason = "Draining"
 	ShapeMismatch       Reason = "ShapeMismatch"
 	NotRunnable         Reason = "NotRunnable" // nothing says how to start the agent there
@@ -17,11 +19,9 @@ const (
 	LabelMismatch       Reason = "LabelMismatch"
 	Tainted             Reason = "Tainted"
 	DataElsewhere       Reason = "DataElsewhere"
-	TooBig              Reason = "TooBig"          // needs more than the node has
-	TenantExcluded      Reason = "TenantExcluded"  // by the target
-	TenantForbidden     Reason = "TenantForbidden" // by the agent
-	AgentMissing        Reason = "AgentMissing"    // the run's agent is not known
-	Refused             Reason = "Refused"         // by a plugin, with a reason of its own
+	TooBig              Reason = "TooBig"         // needs more than the node has
+	Refused             Reason = "Refused"        // by a plugin, with a reason of its own
+	TenantExcluded      Reason = "TenantExcluded" // by the target
 
 	NoWorker     Reason = "NoWorker"
 	Reserved     Reason = "Reserved"
@@ -32,9 +32,9 @@ const (
 
 // Reasons is the closed set, in the order to show it.
 var Reasons = []Reason{
-	Draining, ShapeMismatch, NotRunnable, NotServed, IdentityMismatch, RegionMismatch, AcceleratorMismatch, LabelMismatch,
-	Tainted, DataElsewhere, TooBig, TenantExcluded, TenantForbidden, AgentMissing, Refused, NoWorker, Reserved, NoFreeSlot,
-	NoFreeCPU, NoFreeMemory,
+	AgentMissing, TenantForbidden, Draining, ShapeMismatch, NotRunnable, NotServed, IdentityMismatch, RegionMismatch,
+	AcceleratorMismatch, LabelMismatch, Tainted, DataElsewhere, TooBig, Refused, TenantExcluded, NoWorker, Reserved,
+	NoFreeSlot, NoFreeCPU, NoFreeMemory,
 }
 
 var codes = func() map[Reason]uint8 {

@@ -23,6 +23,7 @@ type World struct {
 	runs     map[string]*placed
 	reserved map[string]*reservation // by run
 	gen      Generation
+	stamp    uint64   // rises with every change of any kind
 	log      []change // the last changes of order; log[len-1] led to gen.Fleet
 	cache    cache
 }
@@ -105,7 +106,9 @@ func (w *World) RemoveNode(name string) {
 // 0 when nobody knows. A run is on one node: on another node before, it is moved. It never refuses: a fact that exceeds
 // the capacity is still a fact.
 func (w *World) Assume(node string, r *Request, ends run.Instant) {
-	w.Release(r.Run.ID)
+	if _, elsewhere := w.runs[r.Run.ID]; elsewhere {
+		w.Release(r.Run.ID)
+	}
 	w.Unreserve(r.Run.ID)
 	n := w.nodes[node]
 	if n == nil {
@@ -244,6 +247,7 @@ func (w *World) changed(kind changeKind, at int, n *Node) {
 	}
 	w.log = append(w.log, change{kind, at, n})
 	w.gen.Fleet++
+	w.stamp++
 	w.cache.stale = true
 }
 
@@ -258,6 +262,7 @@ func (w *World) since(fleet uint64) ([]change, bool) {
 
 // refresh updates what depends on the use of the node after a run of the agent came or went.
 func (w *World) refresh(n *Node, agent string) {
+	w.stamp++
 	if full := n.site.isFull(); full != n.site.full {
 		n.site.full = full
 		for _, sibling := range n.site.nodes {
