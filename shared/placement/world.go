@@ -53,6 +53,7 @@ const maxWarm = 256
 func NewWorld() *World {
 	return &World{
 		nodes: map[string]*Node{}, sites: map[string]*site{}, runs: map[string]*placed{}, reserved: map[string]*reservation{},
+		stamp: 1,
 	}
 }
 
