@@ -64,7 +64,8 @@ func (s *Store) checkpoint(c *conn, mode string) (whole bool, err error) {
 	return whole, err
 }
 
-// tendLog asks for a checkpoint when the log is long, and begins it anew when one is done.
+// tendLog asks for a checkpoint when the log is long, and begins it anew when one is done. Where the keeper cannot keep
+// up, the writer folds the log itself and commits wait for that: the log must end somewhere.
 func (w *writer) tendLog() {
 	select {
 	case <-w.store.keeper.folded:
@@ -72,7 +73,7 @@ func (w *writer) tendLog() {
 		return
 	default:
 	}
-	if w.logged < w.due {
+	if w.logged < w.due || w.logged >= 3*w.store.pages && w.restartLog() {
 		return
 	}
 	select {
@@ -84,12 +85,13 @@ func (w *writer) tendLog() {
 
 // restartLog folds what the keeper left and begins the log anew. Where a read is still at the log this changes
 // nothing, and the next growth of the log tries again.
-func (w *writer) restartLog() {
+func (w *writer) restartLog() bool {
 	if w.conn == nil {
-		return
+		return false
 	}
 	if whole, err := w.store.checkpoint(w.conn, "RESTART"); err != nil || !whole {
-		return
+		return false
 	}
 	w.logged, w.due = 0, w.store.pages
+	return true
 }

@@ -96,12 +96,19 @@ func fillDisk(path string) error {
 	if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: 2 << 20, Max: was.Max}); err != nil {
 		return err
 	}
-	acknowledged := []string{}
+	acknowledged, count := []string{}, int64(0)
+	counted := func(id string) store.Unit { // a creation, and an update of one document that must not run ahead
+		u := step(id, 100<<10)
+		d := store.Doc{Kind: store.KindMisc, ID: "count", Version: count + 1}
+		u.Writes = append(u.Writes, store.Write{Doc: d, Expect: count})
+		return u
+	}
 	for n, failures := 0, 0; failures < 3; n++ {
 		id := fmt.Sprint("full-", n)
-		switch err := s.Commit(ctx, []store.Unit{step(id, 100<<10)})[0]; {
+		switch err := s.Commit(ctx, []store.Unit{counted(id)})[0]; {
 		case err == nil:
 			acknowledged = append(acknowledged, id)
+			count++
 		case errors.Is(err, store.ErrConflict) || errors.Is(err, store.ErrExists) || errors.Is(err, store.ErrTooLarge):
 			return fmt.Errorf("a full disk was told as an outcome: %w", err)
 		default:
@@ -124,9 +131,10 @@ func fillDisk(path string) error {
 	}
 	for n := range 20 {
 		id := fmt.Sprint("well-", n)
-		if err := s.Commit(ctx, []store.Unit{step(id, 100<<10)})[0]; err != nil {
+		if err := s.Commit(ctx, []store.Unit{counted(id)})[0]; err != nil {
 			return fmt.Errorf("after the disk was well again: %w", err)
 		}
+		count++
 		acknowledged = append(acknowledged, id)
 	}
 	if err := s.Close(); err != nil {
