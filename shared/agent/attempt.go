@@ -28,6 +28,7 @@ type Attempt struct {
 	held     uint64 // the last batch that left reports of it behind
 	gone     error  // why nothing it says counts any more
 	final    bool   // the last report is queued: nothing follows
+	told     bool   // something was reported that nobody waited for
 	usage    *entry
 	progress *entry
 	logs     *entry
@@ -138,6 +139,20 @@ func (a *Attempt) Report(ctx context.Context, r api.Report) (api.ReportResult, e
 		return api.ReportResult{}, errNoServer
 	}
 	return a.box.call(ctx, a, r)
+}
+
+// settle returns when everything that was reported without waiting has reached the server, or ctx is done: reports of an
+// attempt are taken in order.
+func (a *Attempt) settle(ctx context.Context) {
+	if a.box == nil {
+		return
+	}
+	a.box.mu.Lock()
+	told := a.told
+	a.box.mu.Unlock()
+	if told {
+		_, _ = a.box.call(ctx, a, api.Report{Type: api.ReportBeat})
+	}
 }
 
 // Usage reports tokens or money that the attempt consumed in addition.

@@ -16,11 +16,13 @@ import (
 func (o *outbox) send(ctx context.Context, batch []*entry) {
 	// 1. One call.
 	body := api.ReportBatch{Reports: make([]api.Report, len(batch))}
+	size := 0
 	for i, e := range batch {
 		body.Reports[i] = e.report
+		size += sizeOf(&e.report)
 	}
 	if o.host != nil {
-		body.Lease = o.host.ask()
+		body.Lease = o.host.ask(size)
 	}
 	answer, err := o.client.ReportBatch(ctx, body)
 	// 2. Its outcome: for each report, or for the call as a whole.

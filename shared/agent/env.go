@@ -31,7 +31,7 @@ const (
 	EnvAgent = "ERRAND_AGENT"
 	// EnvSlots is how many runs the process executes at a time; 1 when empty.
 	EnvSlots = "ERRAND_SLOTS"
-	// EnvGrace is how long running handlers may go on after SIGTERM, such as 8s.
+	// EnvGrace is how long running handlers may go on after SIGTERM, such as 7s.
 	EnvGrace = "ERRAND_GRACE"
 
 	// EnvPort is the port of the http protocol.
@@ -57,8 +57,9 @@ const (
 	ProtocolStdio  = "stdio"  // one run: an api.Document on standard input, an api.DocumentResult on standard output
 )
 
-// DefaultGrace is how long running handlers may go on after SIGTERM; platforms kill after ten seconds.
-const DefaultGrace = 8 * time.Second
+// DefaultGrace is how long running handlers may go on after SIGTERM. Platforms kill after ten seconds, and handing back
+// what is left takes some of them.
+const DefaultGrace = 7 * time.Second
 
 const usage = `This program is an Errand agent. It takes its runs from an Errand server and does nothing by itself.
 
@@ -122,7 +123,7 @@ func readEnvironment(getenv func(string) string) (*environment, error) {
 	if text := getenv(EnvGrace); text != "" {
 		d, err := time.ParseDuration(text)
 		if err != nil || d < 0 || d > time.Hour {
-			fault(EnvGrace, "want a time from 0s to 1h, such as 8s")
+			fault(EnvGrace, "want a time from 0s to 1h, such as 7s")
 		}
 		e.grace = d
 	}

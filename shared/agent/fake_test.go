@@ -31,6 +31,7 @@ type fake struct {
 	drain   bool
 	refuse  map[string]*api.Problem // answer to reports of a type
 	ids     int
+	states  map[string]json.RawMessage // of sessions
 
 	// Knobs, set before use.
 	attemptFor time.Duration
@@ -78,12 +79,10 @@ type fakeWorker struct {
 	beats []api.WorkerBeat
 }
 
-var sessionStates sync.Map // name → json.RawMessage, of the fake in the test's own namespace
-
 func newFake() *fake {
 	return &fake{
 		changed: make(chan struct{}), runs: map[string]*fakeRun{}, workers: map[string]*fakeWorker{}, refuse: map[string]*api.Problem{},
-		loseAfter: map[string]int{}, calls: map[string]int{}, attemptFor: time.Hour, settle: 30 * time.Second,
+		loseAfter: map[string]int{}, calls: map[string]int{}, states: map[string]json.RawMessage{}, attemptFor: time.Hour, settle: 30 * time.Second,
 	}
 }
 
@@ -207,7 +206,7 @@ func (f *fake) report(p api.Report) api.ReportResult {
 		r.usage = *p.Usage
 	}
 	if p.Session != nil {
-		sessionStates.Store(r.session, p.Session)
+		f.states[r.session] = p.Session
 	}
 	if r.state == "assigned" && p.Type != api.ReportStart && p.Type != api.ReportRelease && p.Type != api.ReportFail {
 		return api.ReportResult{Error: problemOf(409, api.CodeState, p.Type+" before the start")}
@@ -280,8 +279,8 @@ func (f *fake) lease(q *api.LeaseRequest) []api.Lease {
 			Token: "token-" + r.attempt(), Deadline: api.Time{Time: r.deadline}, HeartbeatEvery: api.Duration(f.beatEvery),
 			Steps: slices.Clone(r.steps), Session: r.session,
 		}
-		if state, ok := sessionStates.Load(r.session); ok && r.session != "" {
-			l.State = state.(json.RawMessage)
+		if r.session != "" {
+			l.State = f.states[r.session]
 		}
 		out = append(out, l)
 	}
@@ -326,7 +325,7 @@ func (f *fake) beat(worker string, b api.WorkerBeat) *api.WorkerStanding {
 	w.beats = append(w.beats, b)
 	f.touch()
 	for name, state := range b.Sessions {
-		sessionStates.Store(name, state)
+		f.states[name] = state
 	}
 	out := &api.WorkerStanding{Drain: f.drain}
 	for _, id := range b.Attempts {

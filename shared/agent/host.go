@@ -44,7 +44,9 @@ const (
 	lingerPoll   = time.Millisecond
 	refusedPause = 5 * time.Second // after a request for runs that was refused, not failed
 	// quickAnswer: a server that says "nothing" sooner than this did not wait, and asking again at once would be polling.
-	quickAnswer  = 50 * time.Millisecond
+	quickAnswer = 50 * time.Millisecond
+	// maxAsking is the largest batch, in bytes, that asks for runs: slots must not wait for a long upload.
+	maxAsking    = 256 << 10
 	pollFarewell = time.Second            // for an open request for runs to end by itself when draining
 	stopPatience = time.Second            // for handlers to return once their context has ended
 	flushTime    = 5 * time.Second        // for the last reports
@@ -160,7 +162,8 @@ func (h *Host) Run(ctx context.Context) error {
 	return err
 }
 
-// wind brings the worker to its end.
+// wind brings the worker to its end. Platforms kill ten seconds after SIGTERM: nothing here waits in line for something
+// that can go on beside it.
 func (h *Host) wind(ctx context.Context, stopPoll context.CancelFunc, polled <-chan struct{}) error {
 	life := context.WithoutCancel(ctx)
 	// 1. No more attempts. The heartbeat tells the server, which ends an open request for runs.
@@ -168,13 +171,13 @@ func (h *Host) wind(ctx context.Context, stopPoll context.CancelFunc, polled <-c
 	h.draining = true
 	h.mu.Unlock()
 	h.kick()
-	h.sendBeat(life, nil)
-	select {
-	case <-polled:
-	case <-time.After(pollFarewell):
+	h.kickBeat()
+	var farewell sync.WaitGroup
+	farewell.Go(func() {
+		wait(polled, pollFarewell)
 		stopPoll()
 		<-polled
-	}
+	})
 	// 2. Grace, from when the process was told to end.
 	idle := h.whenEmpty()
 	select {
@@ -188,11 +191,14 @@ func (h *Host) wind(ctx context.Context, stopPoll context.CancelFunc, polled <-c
 		wait(h.whenEmpty(), stopPatience)
 		h.releaseAll()
 	}
+	farewell.Wait()
 	// 4. Everything that is known reaches the server.
+	sessions := make(chan map[string]json.RawMessage, 1)
+	go func() { sessions <- h.snapshot(life) }()
 	flushCtx, cancel := context.WithTimeoutCause(life, flushTime, errors.New("the server did not take them in time"))
 	defer cancel()
 	err := h.box.flush(flushCtx)
-	h.sendBeat(life, h.snapshot(life))
+	h.sendBeat(life, <-sessions)
 	if err != nil {
 		return fmt.Errorf("worker %s ends: %w", h.o.Worker, err)
 	}
@@ -284,8 +290,11 @@ func (h *Host) room(now time.Time) (n int, delay time.Duration) {
 	return free, 0
 }
 
-// ask returns the request for runs that a batch of reports carries, or nil when there is no room.
-func (h *Host) ask() *api.LeaseRequest {
+// ask returns the request for runs that a batch of reports of this size carries, or nil when there is no room.
+func (h *Host) ask(size int) *api.LeaseRequest {
+	if size > maxAsking {
+		return nil
+	}
 	h.mu.Lock()
 	free := h.o.Slots - int(h.executing.Load()) - h.reserved
 	if h.draining || free <= 0 {
@@ -350,7 +359,7 @@ func (h *Host) leased(asked int, leases []api.Lease, drain bool, source leaseSou
 		go h.execute(a)
 	}
 	for _, a := range surplus {
-		h.report(a, Result{Release: "no free slot"})
+		h.report(a, Result{Release: "worker has no free slot"})
 	}
 	h.kick()
 }
@@ -415,8 +424,15 @@ func (h *Host) settled(a *Attempt) {
 	h.kick()
 }
 
-// expects reports whether handlers are running that may have something to report any moment.
-func (h *Host) expects() bool { return h.executing.Load() > 0 }
+// expects reports whether handlers have just begun that may be at their end any moment.
+func (h *Host) expects() bool {
+	if h.executing.Load() == 0 {
+		return false
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return time.Since(h.leasedAt) < lingerPoll
+}
 
 func (h *Host) isDraining() bool {
 	h.mu.Lock()

@@ -116,6 +116,7 @@ func (o *outbox) put(e *entry) error {
 		supersede(e.attempt, e.report.Usage != nil)
 	}
 	o.queue = append(o.queue, e)
+	e.attempt.told = e.attempt.told || e.soft
 	if !e.soft {
 		o.urgent++
 		o.kick()
@@ -214,7 +215,7 @@ func (o *outbox) run(ctx context.Context) {
 			continue
 		}
 		// 2. Let handlers that are about to end come along: one call for many is what keeps a busy worker cheap.
-		for i := 0; i < 16 && o.host != nil && o.host.expects(); i++ {
+		for i := 0; i < 64 && o.host != nil && o.host.expects(); i++ {
 			runtime.Gosched()
 		}
 		// 3. Send.

@@ -70,6 +70,10 @@ func (p *reporter) execute(ctx context.Context, doc *api.Document, token string,
 		if v := recover(); v != nil {
 			result = panicked(a, v, debug.Stack())
 		}
+		// The result ends the attempt: what it said before must be there by then.
+		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTime)
+		defer cancel()
+		a.settle(last)
 	}()
 	return h(a.ctx, p.client, a)
 }
@@ -77,6 +81,7 @@ func (p *reporter) execute(ctx context.Context, doc *api.Document, token string,
 const (
 	readHeaderTime = 10 * time.Second
 	idleTime       = 2 * time.Minute
+	settleTime     = 3 * time.Second // for logs and the like of an attempt that has ended
 )
 
 // server answers the http protocol.
