@@ -40,7 +40,7 @@ type Attempt struct {
 	ended bool
 }
 
-// Result is what became of an attempt. Release counts before Park, Park before Err, Err before Output; an empty Result
+// Result is what became of an attempt. Release counts before Err, Err before Park, Park before Output; an empty Result
 // is the output null.
 type Result struct {
 	Output json.RawMessage
@@ -58,14 +58,19 @@ type Result struct {
 // Failed is the Result of an error: what [Retry], [Fail] and [Throttled] say counts, however deep it is wrapped.
 func Failed(err error) Result { return Result{Err: describe(err, nil)} }
 
-// Document is the result as the stdio and http protocols carry it.
+// ResultOf is the Result of what a program or a service answered.
+func ResultOf(d api.DocumentResult) Result {
+	return Result{Output: d.Output, Err: d.Error, Park: d.Park, Usage: d.Usage, Score: d.Score, Session: d.Session}
+}
+
+// document is the result as the stdio and http protocols carry it.
 func (r Result) document() *api.DocumentResult {
 	d := &api.DocumentResult{Usage: r.Usage, Score: r.Score, Session: r.Session}
 	switch {
-	case r.Park != nil:
-		d.Park = r.Park
 	case r.Err != nil:
 		d.Error = r.Err
+	case r.Park != nil:
+		d.Park = r.Park
 	default:
 		d.Output = orNull(r.Output)
 	}
@@ -78,12 +83,12 @@ func (r Result) report() api.Report {
 	switch {
 	case r.Release != "":
 		out.Type, out.Reason = api.ReportRelease, clip(r.Release, api.MaxMessage)
-	case r.Park != nil:
-		out.Type, out.Park, out.Session = api.ReportPark, r.Park, r.Session
 	case r.Err != nil:
 		out.Type, out.Class, out.Code = api.ReportFail, r.Err.Class, r.Err.Code
 		out.Message = clip(r.Err.Message, api.MaxMessage)
 		out.Retryable, out.RetryAfter = r.Err.Retryable, r.Err.RetryAfter
+	case r.Park != nil:
+		out.Type, out.Park, out.Session = api.ReportPark, r.Park, r.Session
 	default:
 		out.Type, out.Output, out.Score, out.Session = api.ReportComplete, orNull(r.Output), r.Score, r.Session
 	}

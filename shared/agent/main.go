@@ -164,7 +164,7 @@ func (p *process) stdio(ctx context.Context, env *environment, log *slog.Logger,
 		fmt.Fprintf(p.stderr, "%s: write result: %v\n", p.name, err)
 		return 1
 	}
-	if result.Err != nil && result.Park == nil {
+	if result.Err != nil {
 		return 1
 	}
 	return 0

@@ -360,3 +360,23 @@ func TestDescribeClipsAtARune(t *testing.T) {
 		t.Errorf("%d bytes, ends in %q", len(e.Message), e.Message[len(e.Message)-6:])
 	}
 }
+
+func TestDocumentCarriesTheWholeLease(t *testing.T) {
+	two := 2
+	l := api.Lease{
+		Attempt: "r1.3", N: 3, Run: "r1", Agent: "a", Tenant: "t", Mode: "run", Input: json.RawMessage(`1`), Key: "k", Token: "secret",
+		Deadline: api.Time{Time: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)}, Traceparent: "00-1", Labels: map[string]string{"l": "v"},
+		Steps: []api.Step{{Name: "s", Seq: 1}}, Session: "chat", State: json.RawMessage(`{}`), Index: &two, Completions: &two,
+	}
+	raw, err := json.Marshal(l.Document("http://x"))
+	if err != nil || strings.Contains(string(raw), "secret") {
+		t.Fatalf("%s %v: the token has no place in it", raw, err)
+	}
+	d, err := api.ReadDocument(bytes.NewReader(raw))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(l, fromDocument(d, "secret", nil).Lease); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}

@@ -181,7 +181,7 @@ func (o *once[T]) settle(ctx context.Context, answer *api.ReceiptAnswer) (result
 	case happened:
 		return result, true, o.commit(ctx, result, "happened")
 	}
-	o.begin.Reconciled, o.begin.Nonce = "didNotHappen", rand.Text()
+	o.begin.Reconciled = "didNotHappen" // under the same nonce: the word of a call that was told "unknown"
 	return result, false, nil
 }
 

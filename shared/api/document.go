@@ -61,6 +61,18 @@ type Snapshot struct {
 	Sessions map[string]json.RawMessage `json:"sessions"`
 }
 
+// Document is the lease as a handler is given it that does not pull leases itself; it reports to the server at url.
+func (l *Lease) Document(url string) *Document {
+	d := &Document{
+		URL: url, Run: l.Run, Attempt: l.Attempt, Agent: l.Agent, Tenant: l.Tenant, Mode: l.Mode, Input: l.Input, Key: l.Key,
+		Deadline: l.Deadline, Steps: l.Steps, Labels: l.Labels, Traceparent: l.Traceparent, Index: l.Index, Completions: l.Completions,
+	}
+	if l.Session != "" {
+		d.Session = &DocumentSession{Name: l.Session, State: l.State}
+	}
+	return d
+}
+
 // ReadDocument reads one Document of at most MaxDocument bytes. Unknown fields are ignored, so that an older handler
 // serves a newer control plane; anything but blanks after the document is an error.
 func ReadDocument(r io.Reader) (*Document, error) {
