@@ -109,9 +109,6 @@ func House() Rules {
 			"invoice/desk":  {Layer: doors, Beside: []string{"invoice"}},
 			"invoice/tally": {Layer: doors, Beside: []string{"invoice"}},
 			"arch":          {Layer: doors},
-
-			// Tests alone: every package together, from outside.
-			"e2e": {Layer: doors},
 		},
 		Reach: map[string][]string{
 			"run":     nil, // the kernel is the standard library and itself
