@@ -149,6 +149,7 @@ func (a *app) root() *cobra.Command {
 			root.AddCommand(c)
 		}
 	}
+	root.AddCommand(a.benchProcessCommand())
 	return root
 }
 
