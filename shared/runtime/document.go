@@ -112,6 +112,8 @@ func ParseResult(answer []byte) (report Report, before []byte) {
 	switch {
 	case len(text) == 0:
 		text = []byte("null")
+	case len(text) > MaxResult:
+		return TooLarge(), nil
 	case !json.Valid(text):
 		text = wrap(text)
 	}

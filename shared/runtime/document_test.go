@@ -136,6 +136,7 @@ func TestParseResultLimit(t *testing.T) {
 		want   runtime.ReportType
 	}{
 		"an output of the limit":                          {`"` + strings.Repeat("x", runtime.MaxResult-2) + `"`, runtime.Completed},
+		"an output over the limit, in a frame":            {`{"output":"` + strings.Repeat("x", runtime.MaxResult) + `"}`, runtime.Failed},
 		"an output over the limit":                        {`"` + strings.Repeat("x", runtime.MaxResult-1) + `"`, runtime.Failed},
 		"an output over the limit, by the wrapping alone": {strings.Repeat(`"`, runtime.MaxResult/2+1), runtime.Failed},
 	}

@@ -3,9 +3,10 @@ package local_test
 import (
 	"context"
 	"log/slog"
-	"os"
 	"testing"
 	"time"
+
+	"go.uber.org/goleak"
 
 	"github.com/errand-run/errand/shared/fleet"
 	"github.com/errand-run/errand/shared/runtime"
@@ -17,7 +18,7 @@ import (
 func TestMain(m *testing.M) {
 	process.Warden()
 	runtimetest.Program()
-	os.Exit(m.Run())
+	goleak.VerifyTestMain(m)
 }
 
 // open makes a runtime with the given changes to its options.
@@ -66,6 +67,7 @@ func TestConformance(t *testing.T) {
 		"instance over http":     {fleet.Instance, fleet.HTTP, 8},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			runtimetest.Run(t, runtimetest.Harness{
 				Open:  func(t *testing.T, c *runtimetest.Control) runtime.Runtime { return open(t, c) },
 				Agent: func(*testing.T) *fleet.Agent { return agent(tt.shape, tt.protocol, tt.slots) },

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,6 +18,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
 )
 
 // envHostProgram makes the test binary a host that starts a program, prints the pids it is told, and waits for ever.
@@ -27,7 +29,7 @@ func TestMain(m *testing.M) {
 	if how := os.Getenv(envHostProgram); how != "" {
 		hostProgram(how)
 	}
-	os.Exit(m.Run())
+	goleak.VerifyTestMain(m)
 }
 
 // stubborn ignores SIGTERM, as its child does, and prints both pids.
@@ -507,4 +509,20 @@ func numbers(text string) (all []int) {
 		all = append(all, n)
 	}
 	return all
+}
+
+// Whatever stands in a ledger, no group comes of it that a signal could reach too far with.
+func FuzzReadLedger(f *testing.F) {
+	title := string(slot(ledgerTitle + " boot"))
+	f.Add(title + string(slot("123 456 HOST")))
+	f.Add(title + string(slot("-1 0 x")) + "12")
+	f.Add(title[:30])
+	f.Fuzz(func(t *testing.T, content string) {
+		groups, err := readLedger(strings.NewReader(content), "boot", slog.New(slog.DiscardHandler))
+		for _, g := range groups {
+			if g.pgid <= 1 || err != nil {
+				t.Errorf("group %v, %v", g, err)
+			}
+		}
+	})
 }
