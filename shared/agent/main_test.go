@@ -109,7 +109,7 @@ func TestStdio(t *testing.T) {
 		"a turn of a session": {
 			document: `{"run":"r1","attempt":"r1.2","input":{},"session":{"name":"s","state":{"n":1}}}`,
 			handler: func(ctx context.Context, r *Run, _ map[string]int) (any, error) {
-				s, err := Session[struct {
+				s, err := SessionOf[struct {
 					N int `json:"n"`
 				}](r)
 				s.N++

@@ -32,7 +32,7 @@ type Run struct {
 	Key      string
 	Labels   map[string]string
 	Deadline time.Time // when the attempt must have ended
-	// Session names whose turn this is, "" outside of sessions. [Session] has its state.
+	// Session names whose turn this is, "" outside of sessions. [SessionOf] has its state.
 	Session string
 	// Index and Completions place the run in a job; nil outside of jobs.
 	Index, Completions *int
@@ -118,10 +118,10 @@ func withoutTime(groups []string, attr slog.Attr) slog.Attr {
 	return attr
 }
 
-// Session returns the state of the session whose turn the run is, as the last turn left it; on the first turn the
+// SessionOf returns the state of the session whose turn the run is, as the last turn left it; on the first turn the
 // zero value. What it points to when the handler returns, or parks, is saved as the session's state. Outside of a
 // session it is a value that ends with the run. T must be the same on every call.
-func Session[T any](r *Run) (*T, error) {
+func SessionOf[T any](r *Run) (*T, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.turn != nil {

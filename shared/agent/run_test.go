@@ -355,7 +355,7 @@ func TestSessionCarriesItsStateFromTurnToTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake()
 		stop := f.serveWith(t, HostOptions{Handle: handling(f.client(t), func(_ context.Context, r *Run, in string) (int, error) {
-			s, err := Session[talk](r)
+			s, err := SessionOf[talk](r)
 			if err != nil {
 				return 0, err
 			}
