@@ -34,8 +34,14 @@ type scanner struct {
 	data   []byte
 	at     int
 	depth  int
-	path   []string
+	path   []step
 	faults []api.Fault
+}
+
+// step leads from a value to one inside of it: an index, or a name when that is negative.
+type step struct {
+	name  string
+	index int
 }
 
 // scan returns every fault of the document, up to maxFaults, or the one error that makes it no JSON.
@@ -49,7 +55,7 @@ func scan(data []byte, s *shape) (faults []api.Fault, err error) {
 			faults, err = nil, bad
 		}
 	}()
-	sc := &scanner{data: data, path: []string{"body"}}
+	sc := &scanner{data: data}
 	if !utf8.Valid(data) {
 		for sc.at < len(data) {
 			r, size := utf8.DecodeRune(data[sc.at:])
@@ -82,12 +88,26 @@ func (sc *scanner) fail(format string, args ...any) {
 
 func (sc *scanner) fault(format string, args ...any) {
 	if len(sc.faults) < maxFaults {
-		sc.faults = append(sc.faults, api.Fault{Location: strings.Join(sc.path, ""), Message: fmt.Sprintf(format, args...)})
+		sc.faults = append(sc.faults, api.Fault{Location: sc.location(), Message: fmt.Sprintf(format, args...)})
 	}
 }
 
-func (sc *scanner) push(step string) { sc.path = append(sc.path, step) }
-func (sc *scanner) pop()             { sc.path = sc.path[:len(sc.path)-1] }
+// location is where the scanner is, as body.runs[2].agent.
+func (sc *scanner) location() string {
+	var b strings.Builder
+	b.WriteString("body")
+	for _, st := range sc.path {
+		if st.index < 0 {
+			b.WriteString("." + clip(st.name))
+		} else {
+			b.WriteString("[" + strconv.Itoa(st.index) + "]")
+		}
+	}
+	return b.String()
+}
+
+func (sc *scanner) push(st step) { sc.path = append(sc.path, st) }
+func (sc *scanner) pop()         { sc.path = sc.path[:len(sc.path)-1] }
 
 func (sc *scanner) space() {
 	for sc.at < len(sc.data) {
@@ -203,7 +223,7 @@ func (sc *scanner) object(s *shape) {
 	if s.kind == object {
 		for _, name := range s.required {
 			if !names.has(name) {
-				sc.push("." + name)
+				sc.push(step{name, -1})
 				sc.fault("missing")
 				sc.pop()
 			}
@@ -212,7 +232,7 @@ func (sc *scanner) object(s *shape) {
 }
 
 func (sc *scanner) member(s *shape, name string, names *nameSet) {
-	sc.push("." + clip(name))
+	sc.push(step{name, -1})
 	defer sc.pop()
 	if !names.add(name) {
 		sc.fault("given twice")
@@ -248,13 +268,9 @@ func (sc *scanner) array(s *shape) {
 			}
 			sc.fail("a comma before the closing bracket")
 		}
-		if inner == free {
-			sc.value(inner)
-		} else {
-			sc.push("[" + strconv.Itoa(i) + "]")
-			sc.value(inner)
-			sc.pop()
-		}
+		sc.push(step{index: i})
+		sc.value(inner)
+		sc.pop()
 		sc.space()
 		if c := sc.peek(); c == ']' {
 			break
@@ -286,19 +302,24 @@ func (sc *scanner) name() string {
 
 // string reads a string and reports whether it has escapes.
 func (sc *scanner) string() (escaped bool) {
-	for sc.at++; ; sc.at++ {
-		switch c := sc.peek(); {
+	for i := sc.at + 1; i < len(sc.data); i++ {
+		switch c := sc.data[i]; {
 		case c == '"':
-			sc.at++
+			sc.at = i + 1
 			return escaped
 		case c == '\\':
 			escaped = true
-			sc.at++
+			sc.at = i + 1
 			sc.escape()
+			i = sc.at
 		case c < ' ':
+			sc.at = i
 			sc.fail("a control character in text; write it as \\u%04x", c)
 		}
 	}
+	sc.at = len(sc.data)
+	sc.peek() // fails
+	return false
 }
 
 // escape checks what follows a backslash and leaves the scanner on its last byte.
