@@ -12,7 +12,7 @@ import (
 // Bounds of the caches; a full one is emptied. A view takes about 9 B per node, a mask a bit.
 const (
 	maxViews  = 1 << 10
-	maxMasks  = 1 << 15
+	maxMasks  = 1 << 14
 	maxNoways = 1 << 12
 )
 

@@ -176,16 +176,18 @@ type storedTally struct {
 }
 
 // Encode returns the stored form, at most run.MaxDetail bytes. What does not fit is left out in this order: names
-// beyond the first of each reason, messages, scores beyond the chosen one, all names, and reasons from the last on.
-// WakeOn is not stored.
+// beyond the first of each reason, messages, scores beyond the chosen one, all names, reasons from the last on, and at
+// the very end, which no declared name leads to, the score and the worker. WakeOn is not stored.
 func (d *Decision) Encode() json.RawMessage {
-	b := make([]byte, 0, 384)
-	for cut := range 4 + len(d.Refused) {
+	b := make([]byte, 0, 640)
+	for cut := range 5 + len(d.Refused) {
 		if b = d.append(b[:0], cut); len(b) <= run.MaxDetail {
-			break
+			return b
 		}
 	}
-	return b
+	least := *d
+	least.Refused, least.bests, least.Worker = nil, 0, ""
+	return least.append(b[:0], 0)
 }
 
 func (d *Decision) append(b []byte, cut int) []byte {
@@ -214,7 +216,7 @@ func (d *Decision) append(b []byte, cut int) []byte {
 	if len(best) > 0 {
 		b = append(b, ']')
 	}
-	refused := d.Refused[:len(d.Refused)-max(cut-3, 0)]
+	refused := d.Refused[:len(d.Refused)-max(cut-4, 0)]
 	for i := range refused {
 		t := &refused[i]
 		b = append(b, [...]string{`,"refused":[{"reason":`, `,{"reason":`}[min(i, 1)]...)

@@ -50,6 +50,7 @@ type reservation struct {
 	run  string
 	use  Usage
 	node *Node
+	free run.Instant // when the node was expected to have room
 }
 
 // NodeName is the name of a target's worker, or of the target itself when worker is "".

@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/errand-run/errand/shared/run"
@@ -8,7 +9,7 @@ import (
 
 // Reserve keeps a node free for one run until it is placed: a run that needs several slots and was passed over too long.
 // It takes the node that fits the request and will have room first, as far as the ends of runs are known, and returns
-// its name and when that will be (0: it has room now or nobody knows). Nothing else is placed on the node meanwhile.
+// its name and when that was expected to be (0: it had room or nobody knew). Nothing else is placed on the node meanwhile.
 //
 // A run has one reservation: to ask again keeps it, as long as the node still fits. It ends with Assume of the run, with
 // Unreserve, or when the node leaves. At most half of the nodes (but one in any case) are reserved at a time; beyond
@@ -25,8 +26,7 @@ func (p *Profile) Reserve(w *World, r *Request) (node string, free run.Instant, 
 	// 2. What it has already.
 	if own := w.reserved[r.Run.ID]; own != nil {
 		if fit(own.node) {
-			at, _ := own.node.roomAt(use)
-			return own.node.name, at, true
+			return own.node.name, own.free, true
 		}
 		w.Unreserve(r.Run.ID)
 	}
@@ -36,11 +36,18 @@ func (p *Profile) Reserve(w *World, r *Request) (node string, free run.Instant, 
 	// 3. The one that has room first; one of which nobody knows comes last.
 	var best *Node
 	var known bool
+	sites := map[*site]when{}
 	for _, n := range w.order {
 		if !fit(n) || n.reserved != nil || n.closed() == noWorker {
 			continue
 		}
-		at, certain := n.roomAt(use)
+		shared, done := sites[n.site]
+		if !done {
+			shared = n.site.roomAt(use)
+			sites[n.site] = shared
+		}
+		own := n.slotsAt(use)
+		at, certain := max(own.at, shared.at), own.known && shared.known
 		if best == nil || certain && !known || certain == known && at < free {
 			best, free, known = n, at, certain
 		}
@@ -48,7 +55,10 @@ func (p *Profile) Reserve(w *World, r *Request) (node string, free run.Instant, 
 	if best == nil {
 		return "", 0, false
 	}
-	w.reserve(best, r.Run.ID, use)
+	if !known {
+		free = 0
+	}
+	w.reserve(best, &reservation{run: r.Run.ID, use: use, node: best, free: free})
 	return best.name, free, true
 }
 
@@ -80,41 +90,55 @@ func (w *World) Reservations() []Reservation {
 	return list
 }
 
-func (w *World) reserve(n *Node, id string, use Usage) {
-	n.reserved = &reservation{run: id, use: use, node: n}
-	w.reserved[id] = n.reserved
-	n.site.held = n.site.held.plus(use)
+func (w *World) reserve(n *Node, r *reservation) {
+	n.reserved = r
+	w.reserved[r.run] = r
+	n.site.held = n.site.held.plus(r.use)
 	w.refresh(n, "")
 }
 
-// roomAt is when the node has room for the use if nothing else comes: 0 for now. It is false when that depends on runs
-// whose ends are not known.
-func (n *Node) roomAt(use Usage) (run.Instant, bool) {
-	if n.room(use, true) == "" {
-		return 0, true
-	}
-	ending := slices.Clone(n.runs)
-	slices.SortFunc(ending, func(a, b *placed) int {
-		switch {
-		case a.ends == b.ends:
-			return 0
-		case b.ends == 0 || a.ends != 0 && a.ends < b.ends:
-			return -1
-		}
-		return 1
+// when is an instant, 0 for now, or not known.
+type when struct {
+	at    run.Instant
+	known bool
+}
+
+// slotsAt is when the node itself has the slots free if nothing else comes.
+func (n *Node) slotsAt(use Usage) when {
+	return firstEnd(n.runs, func(freed Usage) bool {
+		return n.Worker == "" || n.Slots <= 0 || use.Slots <= n.Slots-n.used.Slots+freed.Slots
 	})
-	// The node as it will be: what ends is taken off and put back afterwards.
-	var off Usage
-	defer func() { n.used, n.site.used = n.used.plus(off), n.site.used.plus(off) }()
+}
+
+// roomAt is when all nodes of a target together leave it room for the use if nothing else comes.
+func (s *site) roomAt(use Usage) when {
+	var runs []*placed
+	for _, n := range s.nodes {
+		runs = append(runs, n.runs...)
+	}
+	c := &s.target.Capacity
+	return firstEnd(runs, func(freed Usage) bool {
+		taken := s.used.plus(s.held).plus(use).minus(freed)
+		return (c.Runs <= 0 || taken.Slots <= c.Runs) && (c.CPU <= 0 || taken.CPU <= c.CPU) &&
+			(c.Memory <= 0 || taken.Memory <= c.Memory)
+	})
+}
+
+// firstEnd is the first end of a run after which what was freed is enough.
+func firstEnd(runs []*placed, enough func(freed Usage) bool) when {
+	var freed Usage
+	if enough(freed) {
+		return when{known: true}
+	}
+	ending := slices.Clone(runs)
+	slices.SortFunc(ending, func(a, b *placed) int { return cmp.Compare(a.ends, b.ends) })
 	for _, p := range ending {
 		if p.ends == 0 {
-			break
+			continue // nobody knows when
 		}
-		off = off.plus(p.use)
-		n.used, n.site.used = n.used.minus(p.use), n.site.used.minus(p.use)
-		if n.room(use, true) == "" {
-			return p.ends, true
+		if freed = freed.plus(p.use); enough(freed) {
+			return when{p.ends, true}
 		}
 	}
-	return 0, false
+	return when{}
 }
