@@ -3,6 +3,7 @@ package invoice
 import (
 	"bytes"
 	"encoding/xml"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -37,7 +38,7 @@ func nodes(t testing.TB, doc []byte) []node {
 	for {
 		before := int(d.InputOffset())
 		token, err := d.Token()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return all
 		}
 		if err != nil {

@@ -22,7 +22,7 @@ func guard(doc []byte) error {
 		}
 		at += next
 		rest := doc[at:]
-		size := -1
+		var size int
 		switch {
 		case bytes.HasPrefix(rest, []byte("<!--")):
 			size = sizeTo(rest, 4, "-->")

@@ -79,7 +79,7 @@ func latin1(input io.Reader) (io.Reader, error) {
 func (w *walker) root() error {
 	for {
 		token, err := w.next()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return &Error{Line: w.lineNow(), Problem: "there is no XML element; send a UBL Invoice or CreditNote"}
 		}
 		if err != nil {
@@ -100,7 +100,7 @@ func (w *walker) root() error {
 func (w *walker) finish() error {
 	for {
 		token, err := w.next()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return nil
 		}
 		if err != nil {
@@ -269,7 +269,7 @@ func (w *walker) next() (xml.Token, error) {
 	token, err := w.tokens.Token()
 	var fault *Error
 	switch {
-	case err == nil, err == io.EOF:
+	case err == nil, errors.Is(err, io.EOF):
 		return token, err
 	case errors.As(err, &fault): // of CharsetReader, which the parser wraps
 		return nil, fault

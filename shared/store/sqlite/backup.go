@@ -78,7 +78,7 @@ func (s *Store) backup(ctx context.Context, path string) (err error) {
 	if err != nil {
 		return err
 	}
-	defer c.close()
+	defer func() { _ = c.close() }() // it has only read
 	quoted := "'" + strings.ReplaceAll(part, "'", "''") + "'"
 	if _, err := c.raw.(driver.ExecerContext).ExecContext(ctx, "VACUUM INTO "+quoted, nil); err != nil {
 		return err

@@ -132,13 +132,6 @@ func (q *queue) take() (batch []slice, over bool) {
 	return batch, q.closed && len(batch) == 0
 }
 
-// idle reports whether nothing waits.
-func (q *queue) idle() bool {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	return len(q.small) == 0 && len(q.large) == 0
-}
-
 // slice takes the next units of a large call: at least one, then as many as stay within its share.
 func (c *call) slice() slice {
 	s := slice{c, c.next, c.next}
