@@ -106,6 +106,12 @@ func (p *pool) request(ctx context.Context, m *member, x *attempt) runtime.Repor
 	if errors.As(context.Cause(ctx), &exit) {
 		return exit.fate
 	}
+	// A process that was told to end hands back by 503 what it could not finish.
+	rt.mu.Lock()
+	defer rt.mu.Unlock()
+	if (rt.closed || m.stopping) && x.reason == "" && report.Code == strconv.Itoa(http.StatusServiceUnavailable) {
+		return runtime.Report{Type: runtime.Released, Message: "its process was stopped"}
+	}
 	return report
 }
 

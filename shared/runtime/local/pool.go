@@ -54,13 +54,14 @@ type member struct {
 const (
 	firstRestart   = 100 * time.Millisecond // after a start that came to nothing; doubles
 	longestRestart = 30 * time.Second
+	mostSlots      = 1000 // of one process, by the worker protocol; more are spread over several
 	jobIdle        = 50 * time.Millisecond
 	maxFailures    = 3 // starts that came to nothing after which attempts are given back
 )
 
 func newPool(u *unit, target string) *pool {
 	p := &pool{
-		u: u, pulls: u.pulls, single: u.agent.Shape == fleet.Instance, slots: max(u.agent.Run.Slots, 1), target: target,
+		u: u, pulls: u.pulls, single: u.agent.Shape == fleet.Instance, slots: min(max(u.agent.Run.Slots, 1), mostSlots), target: target,
 		idle: u.rt.opts.Idle, members: make(map[*member]struct{}),
 	}
 	if u.agent.Shape == fleet.Job && p.pulls {
@@ -125,9 +126,8 @@ func (p *pool) spawn() error {
 	rt.workers[agent.Name()]++
 	m := &member{pool: p, id: fmt.Sprintf("local-%s-%d", agent.Name(), rt.workers[agent.Name()]), servedAt: p.served}
 	vars := rt.environment(agent)
-	vars["ERRAND_SLOTS"] = strconv.Itoa(p.slots)
 	if p.pulls {
-		vars["ERRAND_WORKER"], vars["ERRAND_TARGET"] = m.id, p.target
+		vars["ERRAND_WORKER"], vars["ERRAND_TARGET"], vars["ERRAND_SLOTS"] = m.id, p.target, strconv.Itoa(p.slots)
 		if rt.opts.WorkerToken != "" {
 			vars["ERRAND_WORKER_TOKEN"] = rt.opts.WorkerToken
 		}
@@ -136,6 +136,8 @@ func (p *pool) spawn() error {
 		if err != nil {
 			return err
 		}
+		// The pool keeps to the slots. An answer arrives before its slot is free over there, so the process needs more.
+		vars["ERRAND_SLOTS"] = strconv.Itoa(min(2*p.slots, mostSlots))
 		m.port, m.calls, m.sessions = port, make(map[*attempt]*call), make(map[string]string)
 		vars["PORT"] = strconv.Itoa(port)
 	}

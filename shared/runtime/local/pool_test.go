@@ -389,6 +389,20 @@ func TestResultThatIsNotTakenFailsTheRun(t *testing.T) {
 	}
 }
 
+func TestProcessThatIsToldToEndHandsBack(t *testing.T) {
+	c := runtimetest.NewControl(t)
+	rt := open(t, c)
+	file := filepath.Join(t.TempDir(), "pids")
+	start(t, c, runtimetest.Attempt(agent(fleet.Service, fleet.HTTP, 4), "r1", 1, order{Do: "giveBack", File: file}))
+	runtimetest.Lines(t, file, 1)
+	if err := rt.Close(context.Background(), time.Minute); err != nil {
+		t.Error(err)
+	}
+	if got := c.Await(t, "r1", 1); got.Type != runtime.Released {
+		t.Errorf("report %+v, want it released", got)
+	}
+}
+
 func TestOutputOfSharedProcesses(t *testing.T) {
 	c := runtimetest.NewControl(t)
 	var mu sync.Mutex

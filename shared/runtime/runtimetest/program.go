@@ -31,6 +31,7 @@ type Order struct {
 	//	wait      wait to be told to end, then fail with code TOLD
 	//	stubborn  never end, and never let a child end; both note in File that they live
 	//	crash     end the process with exit code 7
+	//	giveBack  over http: wait for the process to be told to end, then answer 503
 	Do string `json:"do"`
 	// File gets a line with the process id, appended when the order begins; a stubborn one goes on appending.
 	File string `json:"file,omitempty"`
@@ -196,6 +197,11 @@ func speakHTTP() {
 			mu.Unlock()
 		}
 		frame, _ := answer(told, &d)
+		if d.Input.Do == "giveBack" {
+			<-ctx.Done()
+			w.WriteHeader(http.StatusServiceUnavailable)
+			return
+		}
 		_, _ = w.Write(frame)
 	})
 	l, err := net.Listen("tcp", "127.0.0.1:"+os.Getenv("PORT"))
