@@ -9,9 +9,12 @@ import (
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/errand-run/errand/shared/runtime/process"
 )
 
 func TestMain(m *testing.M) {
+	process.Warden()
 	testscript.Main(m, map[string]func(){
 		"errand": func() { os.Exit(Main(os.Args[1:])) },
 	})
