@@ -46,7 +46,7 @@ func Check(tree fs.FS, rules Rules) ([]Problem, error) {
 	}
 	c := &checker{tree: t, rules: rules}
 	for _, rule := range []func(){
-		c.known, c.layers, c.reach, c.libraries, c.pure, c.mains, c.names, c.sizes, c.words,
+		c.known, c.layers, c.reach, c.libraries, c.pure, c.mains, c.names, c.sizes, c.words, c.docs,
 	} {
 		rule()
 	}
@@ -61,6 +61,7 @@ func Check(tree fs.FS, rules Rules) ([]Problem, error) {
 
 // tree is what the rules look at.
 type tree struct {
+	there map[string]bool    // every file and folder by path
 	text  map[string][]byte  // every text file by path
 	dirs  map[string]*folder // every folder with Go files by path; the top is "."
 	rules Rules
@@ -97,7 +98,7 @@ const maxText = 4 << 20
 
 // read parses a tree. A folder with a go.mod of its own is another module, with rules of its own.
 func read(root fs.FS, rules Rules) (*tree, error) {
-	t := &tree{text: map[string][]byte{}, dirs: map[string]*folder{}, rules: rules}
+	t := &tree{there: map[string]bool{".": true}, text: map[string][]byte{}, dirs: map[string]*folder{}, rules: rules}
 	err := fs.WalkDir(root, ".", func(name string, entry fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
@@ -106,6 +107,7 @@ func read(root fs.FS, rules Rules) (*tree, error) {
 			if slices.Contains(skipped, entry.Name()) || name == kept {
 				return fs.SkipDir
 			}
+			t.there[name] = true
 			if _, err := fs.Stat(root, path.Join(name, "go.mod")); err == nil && name != "." {
 				return fs.SkipDir
 			}
@@ -122,6 +124,7 @@ func read(root fs.FS, rules Rules) (*tree, error) {
 }
 
 func (t *tree) add(root fs.FS, name string, entry fs.DirEntry) error {
+	t.there[name] = true
 	info, err := entry.Info()
 	if err != nil {
 		return err

@@ -57,7 +57,7 @@ func sound() fstest.MapFS {
 		"main.go":                       "package main\nimport _ \"" + Module + "/shared/door\"\nfunc main() {}\n",
 		"services/worker/main.go":       "package main\nimport _ \"" + Module + "/shared/agent\"\nfunc main() {}\n",
 		"shared/run/run.go":             "package run\nimport \"time\"\nconst Day = 24 * time.Hour\n",
-		"shared/run/run_test.go":        "package run\nimport (\n\t\"context\"\n\t\"time\"\n)\nvar _, _ = context.Background, time.Now\n",
+		"shared/run/run_test.go":        "package run\nimport (\n\t\"context\"\n\t\"time\"\n)\nvar _, _ = context.Background, time.Now\nfunc TestDay() {}\n",
 		"shared/queue/queue.go":         "package queue\nimport _ \"" + Module + "/shared/run\"\n",
 		"shared/placement/p.go":         "package placement\nimport _ \"" + Module + "/shared/run\"\n",
 		"shared/placement/p_test.go":    "package placement\nimport _ \"" + Module + "/shared/queue\"\nimport _ \"example.com/assert\"\n",
@@ -71,7 +71,7 @@ func sound() fstest.MapFS {
 		"shared/door/door.go":           "package door\nimport _ \"" + Module + "/shared/api\"\n",
 		"shared/agent/agent.go":         "package agent\nimport _ \"" + Module + "/shared/door\"\n",
 		"examples/examples_test.go":     "package examples\nimport _ \"" + Module + "/shared/door\"\n",
-		"docs/guide.md":                 "See [run](../shared/run).\n",
+		"docs/guide.md":                 "See [run](../shared/run), [this](#part) and [that](https://example.com), as `TestDay` shows.\n",
 		"vendored/go.mod":               "module elsewhere\n",
 		"vendored/util/util.go":         "package util\n",
 	} {
@@ -250,6 +250,13 @@ func TestEachRuleCanFail(t *testing.T) {
 		"the address of a registry": {
 			file: "Makefile", text: "# From https://registry" + ".example.org.\n",
 			want: []string{`Makefile:1: words: "https://registry` + `." is the address of a registry`},
+		},
+		"a link that leads nowhere": {
+			file: "docs/notes.md", text: "See\n[this](guide.md#here) and [that](../guide.md).\n",
+			want: []string{"docs/notes.md:2: docs: ../guide.md is not there"},
+		},
+		"a promise whose test is gone": {
+			file: "README.md", text: "Proved by `TestNight`.\n", want: []string{"README.md:1: docs: there is no test TestNight"},
 		},
 		"a path out of the repository": {
 			file: "docs/adr/notes.md", text: "See ../../" + "../shared/notes.\n",

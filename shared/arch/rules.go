@@ -281,3 +281,39 @@ func (c *checker) words() {
 		}
 	}
 }
+
+var (
+	link     = regexp.MustCompile(`\]\(([^()\s]+)\)`)
+	testName = regexp.MustCompile("`(?:Test|Fuzz)[A-Z][A-Za-z0-9_]*`")
+)
+
+// docs wants what a document points at to be there: files and folders of the tree, and tests that prove a promise.
+func (c *checker) docs() {
+	var tests [][]byte
+	for name, text := range c.tree.text {
+		if strings.HasSuffix(name, "_test.go") {
+			tests = append(tests, text)
+		}
+	}
+	for name, text := range c.tree.text {
+		if path.Ext(name) != ".md" {
+			continue
+		}
+		line := func(at int) int { return 1 + bytes.Count(text[:at], []byte("\n")) }
+		for _, at := range link.FindAllSubmatchIndex(text, -1) {
+			to, _, _ := strings.Cut(string(text[at[2]:at[3]]), "#")
+			if to == "" || strings.Contains(to, ":") {
+				continue // this page, or an address
+			}
+			if !c.tree.there[path.Join(path.Dir(name), to)] {
+				c.report(name, line(at[0]), "docs", "%s is not there", to)
+			}
+		}
+		for _, at := range testName.FindAllIndex(text, -1) {
+			test := string(text[at[0]+1 : at[1]-1])
+			if !slices.ContainsFunc(tests, func(t []byte) bool { return bytes.Contains(t, []byte("\nfunc "+test+"(")) }) {
+				c.report(name, line(at[0]), "docs", "there is no test %s", test)
+			}
+		}
+	}
+}
