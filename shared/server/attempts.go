@@ -278,7 +278,12 @@ func (s *Server) reportOne(kind string) func(http.ResponseWriter, *http.Request)
 }
 
 func (s *Server) reportBatch(w http.ResponseWriter, r *http.Request) error {
-	q, err := decode[api.ReportBatch](w, r, api.MaxBatchBody, false)
+	// The tokens are inside of the body: only who shows a worker's right of its own may send a large one.
+	limit := int64(api.MaxBody)
+	if _, err := s.admit(work, r); err == nil {
+		limit = api.MaxBatchBody
+	}
+	q, err := decode[api.ReportBatch](w, r, limit, false)
 	if err != nil {
 		return err
 	}

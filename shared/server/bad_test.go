@@ -208,3 +208,21 @@ func TestWhatNobodyForesawIsNotTold(t *testing.T) {
 		t.Error("no request id")
 	}
 }
+
+func TestAWrongMethodIsToldTheRightOnes(t *testing.T) {
+	s := newSite(t)
+	r := s.do("PUT", "/v1/agents/echo", "{}")
+	if got := r.Header.Values("Allow"); r.StatusCode != 405 || strings.Join(got, " ") != "GET DELETE" {
+		t.Errorf("status %d, Allow %v", r.StatusCode, got)
+	}
+}
+
+func TestOnlyAWorkerSendsLargeBatches(t *testing.T) {
+	s := newGuarded(t)
+	body := `{"reports":[],"lease":null` + strings.Repeat(" ", api.MaxBody) + `}`
+	s.refuses("without a right", bad{"POST", "/v1/attempts:batch", body, nil, 413, api.CodeTooLarge, "12 MiB", ""})
+	s.token = "worker"
+	if r := s.do("POST", "/v1/attempts:batch", body); r.StatusCode != 200 {
+		t.Errorf("a worker got %d: %s", r.StatusCode, r.body)
+	}
+}

@@ -42,7 +42,8 @@ type fakePlane struct {
 	deleted   []int64
 	awaiting  chan struct{} // receives when an Await begins; nil to ignore
 
-	refuse   error // what Submit says
+	contexts []error // of each Submit and Report as it began
+	refuse   error   // what Submit says
 	panics   bool
 	ready    error
 	grants   map[string]control.Grant
@@ -134,7 +135,8 @@ func (f *fakePlane) Stats(window time.Duration, agent, tenant string) control.St
 	return s
 }
 
-func (f *fakePlane) Submit(_ context.Context, asked []control.Submission) []control.Submitted {
+func (f *fakePlane) Submit(ctx context.Context, asked []control.Submission) []control.Submitted {
+	f.contexts = append(f.contexts, ctx.Err())
 	if f.panics {
 		panic("secret of the plane")
 	}
@@ -515,7 +517,8 @@ func (f *fakePlane) Verify(token string) (control.Grant, error) {
 	return control.Grant{}, errors.New("attempt token is not valid: not signed by this control plane")
 }
 
-func (f *fakePlane) Report(_ context.Context, reports []runtime.Report) []runtime.Result {
+func (f *fakePlane) Report(ctx context.Context, reports []runtime.Report) []runtime.Result {
+	f.contexts = append(f.contexts, ctx.Err())
 	f.reports = append(f.reports, reports...)
 	out := make([]runtime.Result, len(reports))
 	for i, r := range reports {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -367,4 +368,24 @@ func TestFleet(t *testing.T) {
 			t.Error("still paused")
 		}
 	})
+}
+
+func TestWhatWasBegunIsCarriedThroughWithoutTheClient(t *testing.T) {
+	s := newSite(t)
+	s.plane.grants["good"] = grantOf("run1", 1)
+	gone, leave := context.WithCancel(t.Context())
+	leave()
+	for path, body := range map[string]string{
+		"/v1/runs": `{"agent":"echo"}`, "/v1/runs:batch": `{"runs":[{"agent":"echo"}]}`, "/v1/agents/echo:invoke": `{}`,
+		"/v1/attempts/run1.1:complete": `{"output":1}`, "/v1/attempts:batch": `{"reports":[{"type":"start","attempt":"run1.1","token":"good"}]}`,
+	} {
+		s.plane.contexts = nil
+		r := httptest.NewRequestWithContext(gone, "POST", "http://localhost"+path, strings.NewReader(body))
+		r.Header.Set("Content-Type", "application/json")
+		r.Header.Set("Authorization", "Bearer good")
+		s.ServeHTTP(httptest.NewRecorder(), r)
+		if len(s.plane.contexts) != 1 || s.plane.contexts[0] != nil {
+			t.Errorf("%s reached the control plane with %v", path, s.plane.contexts)
+		}
+	}
 }

@@ -267,8 +267,8 @@ func TestInvocationAsAStream(t *testing.T) {
 	str.wants("end")
 }
 
-func TestAStreamOutlivesTheTimeOfOtherAnswers(t *testing.T) {
-	// The connection's own deadlines are those of ordinary answers; a stream sets its own.
+func TestWaitsAndStreamsOutliveTheTimeOfOtherAnswers(t *testing.T) {
+	// The connection's own deadlines are those of ordinary answers; who waits on purpose sets others.
 	s := newSite(t)
 	s.plane.add("a", "default")
 	hs := &http.Server{Handler: s.Server, ReadTimeout: 50 * time.Millisecond, WriteTimeout: 50 * time.Millisecond}
@@ -284,6 +284,12 @@ func TestAStreamOutlivesTheTimeOfOtherAnswers(t *testing.T) {
 		<-served
 	})
 	s.url = "http://" + l.Addr().String()
+	if r := s.do("GET", "/v1/runs/a?wait=150ms", ""); r.StatusCode != 200 {
+		t.Errorf("a wait got %d", r.StatusCode)
+	}
+	if r := s.do("POST", "/v1/leases", `{"worker":"w","agents":["echo"],"max":1,"wait":"150ms"}`); r.StatusCode != 200 {
+		t.Errorf("a lease got %d", r.StatusCode)
+	}
 	str := s.stream("/v1/runs/a/events")
 	str.wants("1 submitted queued")
 	begun := time.Now()

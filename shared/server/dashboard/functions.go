@@ -23,7 +23,7 @@ var functions = template.FuncMap{
 	"spec":     specText,
 	"figures":  figuresOf,
 	"slots":    slotsOf,
-	"usd":      func(v float64) string { return fmt.Sprintf("$%.4f", v) },
+	"usd":      usd,
 	"query":    query,
 	"moment":   func(t *api.Time) api.Time { return *t },
 	"reversed": reversed,
@@ -69,11 +69,26 @@ func short(d time.Duration) string {
 	case d < time.Minute:
 		return fmt.Sprintf("%ds", int(d.Seconds()))
 	case d < time.Hour:
-		return fmt.Sprintf("%dm %ds", int(d.Minutes()), int(d.Seconds())%60)
+		return units(int(d.Minutes()), "m", int(d.Seconds())%60, "s")
 	case d < 48*time.Hour:
-		return fmt.Sprintf("%dh %dm", int(d.Hours()), int(d.Minutes())%60)
+		return units(int(d.Hours()), "h", int(d.Minutes())%60, "m")
 	}
-	return fmt.Sprintf("%dd %dh", int(d.Hours())/24, int(d.Hours())%24)
+	return units(int(d.Hours())/24, "d", int(d.Hours())%24, "h")
+}
+
+func units(n int, unit string, rest int, smaller string) string {
+	if rest == 0 {
+		return fmt.Sprintf("%d%s", n, unit)
+	}
+	return fmt.Sprintf("%d%s %d%s", n, unit, rest, smaller)
+}
+
+// usd shows cents, and more digits where there are none.
+func usd(v float64) string {
+	if v >= 0.01 || v == 0 {
+		return fmt.Sprintf("$%.2f", v)
+	}
+	return fmt.Sprintf("$%.6f", v)
 }
 
 // tile counts the runs in a state: now, or of those that ended, lately.
