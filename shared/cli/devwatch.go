@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/errand-run/errand/shared/api"
@@ -196,14 +197,15 @@ const (
 // watch shows changes until the end. Nothing wakes it while nothing happens.
 func (d *develop) watch(ctx context.Context, n *node.Node, c *api.Client, submitted <-chan submission) error {
 	f := d.follow
-	f.head = fmt.Sprintf("errand dev   %s   %s", n.URL(), d.store)
+	place, _, _ := strings.Cut(d.store, " (")
+	f.head = fmt.Sprintf("errand dev   %s   %s", n.URL(), place)
 	var jobs *submission
 	draw := time.NewTimer(0)
 	defer draw.Stop()
 	for {
 		select {
 		case <-ctx.Done():
-			d.draw()
+			d.drawLast()
 			return nil
 		case <-n.Failed():
 			return fmt.Errorf("serving ended: %w", n.Err())
@@ -229,7 +231,7 @@ func (d *develop) watch(ctx context.Context, n *node.Node, c *api.Client, submit
 			}
 		}
 		if d.f.once && jobs != nil && len(f.expected) == 0 && f.board.Moving() == 0 && len(f.changes) == 0 {
-			d.draw()
+			d.drawLast()
 			return d.summary(ctx, c, *jobs)
 		}
 	}
@@ -257,6 +259,14 @@ func (d *develop) draw() {
 	}
 	columns, rows, _ := render.Terminal(d.out)
 	d.screen.Draw(d.follow.board.Frame(d.now(), d.follow.head, max(20, columns-1), max(3, rows)))
+}
+
+// drawLast leaves nothing unsaid.
+func (d *develop) drawLast() {
+	d.draw()
+	if d.lines != nil {
+		d.lines.Flush(d.now().Add(time.Second))
+	}
 }
 
 // summary ends --once: it shows what became of every run that was there, and returns the exit code.

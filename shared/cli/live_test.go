@@ -23,7 +23,7 @@ func TestLive(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata/live",
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"exits": exits, "serve": serve, "host": host, "end": end, "until": waitUntil, "gone": gone, "first": first,
+			"exits": exits, "serve": serve, "background": background, "end": end, "until": waitUntil, "gone": gone, "first": first,
 		},
 	})
 }
@@ -31,17 +31,17 @@ func TestLive(t *testing.T) {
 // patience bounds every wait for an outside process.
 const patience = 20 * time.Second
 
-// background is a process that a script started.
-type background struct {
+// child is a process that a script started.
+type child struct {
 	cmd *exec.Cmd
 	log string // of both its outputs
 }
 
 // launch starts errand in the background under a name.
-func launch(ts *testscript.TestScript, name string, args []string) *background {
+func launch(ts *testscript.TestScript, name string, args []string) *child {
 	path, err := exec.LookPath("errand")
 	ts.Check(err)
-	b := &background{cmd: exec.Command(path, args...), log: ts.MkAbs(name + ".log")}
+	b := &child{cmd: exec.Command(path, args...), log: ts.MkAbs(name + ".log")}
 	f, err := os.Create(b.log)
 	ts.Check(err)
 	b.cmd.Dir, b.cmd.Env = ts.MkAbs("."), environ(ts)
@@ -86,20 +86,27 @@ func serve(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// host starts errand exec: host [ARGUMENT…].
-func host(ts *testscript.TestScript, neg bool, args []string) {
-	launch(ts, "exec", append([]string{"exec"}, args...))
-}
+// background starts errand under a name: background NAME ARGUMENT…
+func background(ts *testscript.TestScript, neg bool, args []string) { launch(ts, args[0], args[1:]) }
 
-// end sends a signal to a background process and wants an exit code: end dev INT 0. KILL wants none.
+// end sends a signal to a background process and wants an exit code: end dev INT 0. INT2 is two interrupts, the second
+// when the first was heard; it and KILL want none.
 func end(ts *testscript.TestScript, neg bool, args []string) {
 	value, ok := running.Load(ts.Name() + " " + args[0])
 	if !ok {
 		ts.Fatalf("%s was not started", args[0])
 	}
-	b := value.(*background)
-	signals := map[string]os.Signal{"INT": syscall.SIGINT, "TERM": syscall.SIGTERM, "KILL": syscall.SIGKILL}
+	b := value.(*child)
+	signals := map[string]os.Signal{"INT": syscall.SIGINT, "INT2": syscall.SIGINT, "TERM": syscall.SIGTERM, "KILL": syscall.SIGKILL}
 	ts.Check(b.cmd.Process.Signal(signals[args[1]]))
+	if args[1] == "INT2" {
+		for deadline := time.Now().Add(patience); !strings.Contains(ts.ReadFile(b.log), "interrupt again"); time.Sleep(10 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				ts.Fatalf("%s does not hear the interrupt", args[0])
+			}
+		}
+		ts.Check(b.cmd.Process.Signal(syscall.SIGINT))
+	}
 	done := make(chan error, 1)
 	go func() { done <- b.cmd.Wait() }()
 	select {
@@ -109,7 +116,7 @@ func end(ts *testscript.TestScript, neg bool, args []string) {
 	}
 	log, _ := os.ReadFile(b.log)
 	ts.Logf("%s: %s", args[0], log)
-	if args[1] != "KILL" {
+	if len(args) > 2 {
 		if got := strconv.Itoa(b.cmd.ProcessState.ExitCode()); got != args[2] {
 			ts.Fatalf("%s: exit code %s, want %s", args[0], got, args[2])
 		}
