@@ -52,9 +52,9 @@ func (p *Plane) stepPlace(ctx context.Context, now run.Instant) (bindings []bind
 	walk := ix.queue.Begin()
 	placed := 0
 	for e, ok := walk.Next(); ok; e, ok = walk.Next() {
-		if placed >= maxPass {
+		if quiet := p.quiet.Load(); quiet || placed >= maxPass {
 			walk.Skip(e)
-			more = true
+			more = !quiet
 			break
 		}
 		b, outcome := p.placeOne(walk, e, fresh, now)

@@ -131,6 +131,7 @@ type Plane struct {
 	poke   chan struct{} // wakes the loop; capacity 1
 
 	prepared atomic.Bool
+	quiet    atomic.Bool // nothing more is placed
 	stop     context.CancelFunc
 	stopped  chan struct{}
 	starts   sync.WaitGroup // deliveries under way
@@ -197,6 +198,10 @@ func (p *Plane) Prepare(ctx context.Context) error {
 	p.prepared.Store(true)
 	return nil
 }
+
+// Quiesce ends placement: what is queued stays queued. It is called before runtimes are closed, so that attempts which
+// they hand back are not started again in a process that is about to end.
+func (p *Plane) Quiesce() { p.quiet.Store(true) }
 
 // Close stops deciding, waits for deliveries under way and gives up the lead. Runtimes and store are the caller's to
 // close: runtimes before the Plane, so that attempts handed back are recorded, and the store after it.

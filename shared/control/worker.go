@@ -47,8 +47,10 @@ type outbox struct {
 }
 
 type poll struct {
+	worker *worker
 	agents []string
 	wake   chan struct{} // closed once
+	over   bool          // the worker was lost
 }
 
 func (ix *index) box(node string) *outbox {
@@ -107,7 +109,7 @@ func (p *Plane) Lease(ctx context.Context, req LeaseRequest) (LeaseResponse, err
 		taken := p.take(w, req.Agents, req.Max, now)
 		var wait *poll
 		if len(taken) == 0 && !w.draining && time.Now().Before(deadline) {
-			wait = &poll{agents: req.Agents, wake: make(chan struct{})}
+			wait = &poll{worker: w, agents: req.Agents, wake: make(chan struct{})}
 			b := p.ix.box(w.node)
 			b.polls = append(b.polls, wait)
 		}
@@ -136,8 +138,10 @@ func (p *Plane) Lease(ctx context.Context, req LeaseRequest) (LeaseResponse, err
 		p.mu.Lock()
 		b := p.ix.box(w.node)
 		b.polls = slices.DeleteFunc(b.polls, func(x *poll) bool { return x == wait })
+		// A worker that was lost meanwhile may hang behind an open connection: only what it sends shows that it lives.
+		over := wait.over
 		p.mu.Unlock()
-		if ctx.Err() != nil || p.Ready() != nil {
+		if over || ctx.Err() != nil || p.Ready() != nil {
 			return resp, nil
 		}
 	}
@@ -378,6 +382,20 @@ func (p *Plane) workerDue(id string, now run.Instant) []edit {
 	}
 	if ends := w.seen.Add(p.cfg.WorkerLease); ends > now {
 		p.ix.timers.set(workerKey(id), ends)
+		return nil
+	}
+	b := p.ix.box(w.node)
+	b.polls = slices.DeleteFunc(b.polls, func(x *poll) bool {
+		if x.worker != w {
+			return false
+		}
+		x.over = true
+		close(x.wake)
+		return true
+	})
+	// A runtime that started it can end it, and reports what it held once nothing of it can act any more.
+	if t := p.targetNamed(w.target); t != nil && p.cfg.Runtimes[t.Runtime] != nil && p.cfg.Runtimes[t.Runtime].Lost(id) {
+		p.ix.timers.set(workerKey(id), now.Add(p.cfg.WorkerLease))
 		return nil
 	}
 	delete(p.ix.workers, id)

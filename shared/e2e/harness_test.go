@@ -4,7 +4,9 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -41,6 +43,15 @@ func TestMain(m *testing.M) {
 	process.Warden()
 	switch role := os.Getenv(envRole); role {
 	case "":
+		flag.Parse()
+		given := false
+		flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
+		if !given {
+			// Most of what these tests do is wait for leases and graces to pass.
+			if err := flag.Set("test.parallel", "16"); err != nil {
+				panic(err)
+			}
+		}
 		os.Exit(m.Run())
 	case roleErrand:
 		os.Exit(cli.Main(os.Args[1:]))
@@ -351,8 +362,9 @@ func (s *server) reboot() {
 	s.boot()
 }
 
-// agent is a manifest of an agent that the server starts as one of the programs. The spec's lines follow.
-func (p *place) agent(name, program, spec string) string {
+// agent is a manifest of an agent that the server starts as one of the programs, to be spoken to in the protocol. The
+// spec's lines follow.
+func (p *place) agent(name, program, protocol, spec string) string {
 	return fmt.Sprintf(`apiVersion: errand.dev/v1
 kind: Agent
 metadata: {name: %s}
@@ -360,7 +372,8 @@ spec:
   run:
     command: [%q]
     env: {%s: %q, %s: %q, GORACE: %q}
-%s`, name, self(), envRole, program, envDir, p.dir, p.gorace(), indent(spec))
+    protocol: %s
+%s`, name, self(), envRole, program, envDir, p.dir, p.gorace(), protocol, indent(spec))
 }
 
 // indent takes the tabs of Go code off a block of YAML and puts it under spec.
@@ -470,6 +483,16 @@ func (s *server) history(id string) []api.Event {
 func (s *server) attempts(id string) []api.Attempt {
 	s.t.Helper()
 	return do(s.Attempts(s.t.Context(), id))(s.t).Items
+}
+
+// output decodes what a run returned.
+func output[T any](t *testing.T, r *api.Run) T {
+	t.Helper()
+	var v T
+	if err := json.Unmarshal(r.Output, &v); err != nil {
+		t.Fatalf("output of run %s: %v: %.200s", r.ID, err, r.Output)
+	}
+	return v
 }
 
 // used counts the slots in use on all targets.

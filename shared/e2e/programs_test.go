@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/errand-run/errand/shared/agent"
@@ -20,21 +22,27 @@ type script struct {
 	Scenes []scene `json:"scenes,omitempty"`
 }
 
-// scene is one attempt. The actor notes "entered RUN.N PID" in the file stage when it begins, and then does what is set,
-// in this order.
+// scene is one attempt. The actor notes "entered:RUN.N:PID" in the file stage when it begins, and "left:RUN.N:PID" when
+// nothing kept it from coming to its end, and in between does what is set, in this order.
 type scene struct {
-	// Act performs the effect of this name, which is a note in the file effects, and takes that long over it.
+	// Pause waits that long.
+	Pause duration `json:"pause,omitempty"`
+	// Act performs the effect of this name, which is a line with its key in the file effects, and takes that long over it.
 	Act string   `json:"act,omitempty"`
 	For duration `json:"for,omitempty"`
+	// Chat makes progress now and then for that long.
+	Chat duration `json:"chat,omitempty"`
 	// Gate waits until there is a file of this name in the test's folder.
 	Gate string `json:"gate,omitempty"`
-	// Deaf makes waiting go on when the attempt is told to end.
+	// Deaf makes pauses and waits go on when the attempt is told to end.
 	Deaf bool `json:"deaf,omitempty"`
+	// Await parks until the signal of this name comes.
+	Await string `json:"await,omitempty"`
 	// Fail ends with this code; Retry lets the run go on after it, after After if that is set.
 	Fail  string   `json:"fail,omitempty"`
 	Retry bool     `json:"retry,omitempty"`
 	After duration `json:"after,omitempty"`
-	// Say is what the output says; "" is refused by the schema of the actor.
+	// Say is what the output says.
 	Say string `json:"say,omitempty"`
 }
 
@@ -62,45 +70,64 @@ func act(ctx context.Context, r *agent.Run, in script) (played, error) {
 	}
 	noteLine := func(what string) { note("stage", fmt.Sprintf("%s:%s.%d:%d", what, r.ID, r.Attempt, os.Getpid())) }
 	noteLine("entered")
-	if s.Act != "" {
-		_, err := agent.Once(ctx, r, s.Act, agent.Effect[string]{
-			Do: func(ctx context.Context, key string) (string, error) {
-				if err := wait(ctx, s.Deaf, time.Duration(s.For), ""); err != nil {
-					return "", err
-				}
-				note("effects", key)
-				return "done", nil
-			},
-		})
-		if err != nil {
-			return played{}, err
-		}
-	}
-	if s.Gate != "" {
-		if err := wait(ctx, s.Deaf, 0, s.Gate); err != nil {
-			noteLine("ended-" + causeOf(err))
-			return played{}, err
-		}
-	}
-	switch {
-	case s.Fail != "" && s.Retry:
-		return played{}, &agent.Error{Code: s.Fail, After: time.Duration(s.After), Err: errors.New("the script says so")}
-	case s.Fail != "":
-		return played{}, agent.Fail(s.Fail, errors.New("the script says so"))
+	if err := play(ctx, r, &s); err != nil {
+		return played{}, err
 	}
 	noteLine("left")
 	return played{Said: s.Say, Attempt: r.Attempt, PID: os.Getpid()}, nil
 }
 
-// causeOf is why a wait was broken off, in a word.
-func causeOf(err error) string {
-	switch {
-	case errors.Is(err, agent.ErrFenced):
-		return "fenced"
-	case errors.Is(err, agent.ErrDraining):
-		return "draining"
+func play(ctx context.Context, r *agent.Run, s *scene) error {
+	if err := wait(ctx, s.Deaf, time.Duration(s.Pause), ""); err != nil {
+		return err
 	}
-	return "told"
+	if s.Act != "" {
+		if err := effect(ctx, r, s); err != nil {
+			return err
+		}
+	}
+	for end := time.Now().Add(time.Duration(s.Chat)); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+		r.Progress(0.5, "talking")
+	}
+	if s.Gate != "" {
+		if err := wait(ctx, s.Deaf, 0, s.Gate); err != nil {
+			return err
+		}
+	}
+	if s.Await != "" {
+		if _, err := agent.Wait[any](ctx, r, s.Await, 0); err != nil {
+			return err
+		}
+	}
+	switch {
+	case s.Fail != "" && s.Retry:
+		return &agent.Error{Code: s.Fail, After: time.Duration(s.After), Err: errors.New("the script says so")}
+	case s.Fail != "":
+		return agent.Fail(s.Fail, errors.New("the script says so"))
+	}
+	return nil
+}
+
+// effect leaves its key in the file effects, which is where it is looked for when nobody knows whether it happened.
+func effect(ctx context.Context, r *agent.Run, s *scene) error {
+	_, err := agent.Once(ctx, r, s.Act, agent.Effect[string]{
+		Do: func(ctx context.Context, key string) (string, error) {
+			if err := wait(ctx, s.Deaf, time.Duration(s.For), ""); err != nil {
+				return "", err
+			}
+			note("effects", key)
+			return "done", nil
+		},
+		Reconcile: func(_ context.Context, key string) (string, bool, error) {
+			text, err := os.ReadFile(filepath.Join(os.Getenv(envDir), "effects"))
+			if errors.Is(err, os.ErrNotExist) {
+				return "", false, nil
+			}
+			return "done", slices.Contains(strings.Fields(string(text)), key), err
+		},
+		OnUnknown: agent.Reconcile,
+	})
+	return err
 }
 
 // wait lasts for a while, or until a file is there; unless it is deaf it ends with the context, and with its cause.

@@ -189,7 +189,8 @@ func (n *Node) Close(ctx context.Context, grace time.Duration) error {
 			faults = append(faults, fmt.Errorf("%s: %w", what, err))
 		}
 	}
-	// 1. Attempts first: what they still report has to be taken.
+	// 1. Attempts first: what they still report has to be taken, and what they hand back is for the next node.
+	n.plane.Quiesce()
 	if n.local != nil {
 		note("stop local processes", n.local.Close(ctx, grace))
 	}

@@ -167,6 +167,9 @@ type Runtime interface {
 	// Ended tells that an attempt is over for the control plane, whoever said so: a runtime that still executes it ends
 	// it without a report. Ending what is not there does nothing.
 	Ended(runID string, n int)
+	// Lost tells that a worker was silent for its lease. A runtime that started it kills its process, reports what the
+	// worker held as it does for any process that ends, and answers true; to others the worker is unknown.
+	Lost(worker string) bool
 	// Forget ends whatever the runtime keeps warm for an agent that is gone or replaced, once it is idle.
 	Forget(agent string)
 	// Close stops everything: attempts that can are handed back (released), the rest is killed after grace.

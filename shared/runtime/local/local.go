@@ -234,6 +234,31 @@ func (rt *Runtime) Ended(runID string, n int) {
 	}
 }
 
+// Lost kills the process of a worker that control hears nothing of: it hangs. See runtime.Runtime. Control may hold its
+// own locks.
+func (rt *Runtime) Lost(worker string) bool {
+	rt.mu.Lock()
+	defer rt.mu.Unlock()
+	for _, u := range rt.units {
+		p, ok := u.exec.(*pool)
+		if !ok || !p.pulls {
+			continue
+		}
+		for m := range p.members {
+			if m.id != worker {
+				continue
+			}
+			if !m.silent {
+				m.silent, m.stopping, m.why = true, true, "the worker was silent for its lease"
+				rt.log.Warn("killing a process that shows no sign of life", "agent", u.agent.Name(), "process", m.id)
+				m.proc.Stop(0)
+			}
+			return true
+		}
+	}
+	return false
+}
+
 // Forget ends what is kept warm for an agent, as soon as no attempt needs it. See runtime.Runtime.
 func (rt *Runtime) Forget(agent string) {
 	rt.mu.Lock()

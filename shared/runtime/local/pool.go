@@ -42,6 +42,7 @@ type member struct {
 	servedAt int      // pool.served when it was started
 	stopping bool     // no more attempts come here
 	killed   *attempt // what it was killed for
+	silent   bool     // it was killed, for control heard nothing of it
 	why      string   // why it was ended, if it is its own fault
 
 	// Of http:
@@ -332,6 +333,8 @@ func (m *member) fate(x *attempt, e process.Exit) runtime.Report {
 			Type: runtime.Failed, Class: run.ClassInfrastructure, Code: "ProcessStopped",
 			Message: "its process was killed, for another attempt in it did not end when told to stop: " + m.killed.a.ID(),
 		}
+	case m.silent:
+		r = runtime.Report{Type: runtime.Failed, Class: run.ClassLost, Code: string(run.HeartbeatLost), Message: "its process was killed: " + m.why}
 	case m.pool.u.rt.closed || m.stopping:
 		r = runtime.Report{Type: runtime.Released, Message: "its process was stopped"}
 	default:
