@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/errand-run/errand/shared/fleet"
 	"github.com/errand-run/errand/shared/placement"
@@ -199,35 +198,5 @@ func TestADecisionAllocatesLittle(t *testing.T) {
 	l.pass(q, 5000) // views and masks are made
 	if per := testing.AllocsPerRun(5, func() { l.pass(q, 1000) }) / 1000; per > 5 {
 		t.Errorf("%.1f allocations for each decision, at most 5 are wanted", per)
-	}
-}
-
-// What is cached is bounded, and a decision right, however many agents, tenants and changes come by.
-func TestCachesAreBounded(t *testing.T) {
-	target := func(name string, tenants ...string) *fleet.Target {
-		t := &fleet.Target{Meta: fleet.Meta{Name: name}, Runtime: fleet.RuntimeLocal, Tenants: tenants, Capacity: fleet.Capacity{Runs: 2}}
-		t.SetDefaults()
-		return t
-	}
-	w, p := placement.NewWorld(), placement.Default()
-	w.SetNode(placement.Node{Target: target("a", "t1")})
-	w.SetNode(placement.Node{Target: target("b")})
-	same := cmp.Options{cmp.AllowUnexported(placement.Decision{}), cmpopts.EquateEmpty()}
-	for i := range 17_000 {
-		agent := &fleet.Agent{Meta: fleet.Meta{Name: fmt.Sprint("agent", i%1500)}, Shape: fleet.Pool, Run: fleet.Run{Command: []string{"x"}}}
-		r := &placement.Request{Agent: agent, Run: &run.Record{Spec: run.Spec{ID: "r", Agent: agent.Name(), Tenant: fmt.Sprint("t", i)}}}
-		if i%6000 == 1 {
-			for k := range 5000 { // more than the history of changes holds
-				w.SetNode(placement.Node{Target: target([]string{"b", "c"}[k%2])})
-			}
-			w.RemoveNode("c")
-		}
-		got := p.Place(w, r)
-		if i%97 != 0 && i%6000 > 3 {
-			continue
-		}
-		if diff := cmp.Diff(p.Explain(w, r).Decision, got, same); diff != "" {
-			t.Fatalf("decision %d (-explain +place):\n%s", i, diff)
-		}
 	}
 }

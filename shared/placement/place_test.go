@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
 
 	"github.com/errand-run/errand/shared/fleet"
 	"github.com/errand-run/errand/shared/run"
@@ -429,4 +430,71 @@ func TestScoresAreExplained(t *testing.T) {
 	if d := e.Decision; d.Message() != "placed on a (score 35, 1 of 1 targets fit)" {
 		t.Errorf("Message = %q", d.Message())
 	}
+}
+
+// What is cached is bounded, and a decision right, however many agents, tenants and changes come by.
+func TestCachesAreBounded(t *testing.T) {
+	w, p := worldOf(testTarget("a", func(t *fleet.Target) { t.Tenants = []string{"t1"} }), testTarget("b")), Default()
+	for i := range 17_000 {
+		agent := &fleet.Agent{Meta: fleet.Meta{Name: fmt.Sprint("agent", i%1500)}, Shape: fleet.Pool, Run: fleet.Run{Command: []string{"x"}}}
+		r := &Request{Agent: agent, Run: &run.Record{Spec: run.Spec{ID: "r", Agent: agent.Name(), Tenant: fmt.Sprint("t", i)}}}
+		if i%6000 == 1 {
+			for k := range 5000 { // more than the history of changes holds
+				w.SetNode(Node{Target: testTarget([]string{"b", "c"}[k%2])})
+			}
+			w.RemoveNode("c")
+		}
+		got := p.Place(w, r)
+		if i%97 != 0 && i%6000 > 3 {
+			continue
+		}
+		if diff := cmp.Diff(p.Explain(w, r).Decision, got, sameDecision); diff != "" {
+			t.Fatalf("decision %d (-explain +place):\n%s", i, diff)
+		}
+	}
+	if c := &w.cache; len(c.views) > maxViews || len(c.masks) > maxMasks || len(c.noways) > maxNoways || len(w.log) > maxLog {
+		t.Errorf("%d views, %d masks, %d refusals, %d changes are kept", len(c.views), len(c.masks), len(c.noways), len(w.log))
+	}
+}
+
+// Bounds over blocks never hide the best node, however runs come and go on many nodes.
+func TestPlaceFindsTheBestOfManyNodes(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w, p := NewWorld(), Default()
+		agents := []*fleet.Agent{testAgent(), testAgent(func(a *fleet.Agent) { a.Meta.Name, a.Needs.CPU = "other", 700 })}
+		nodes := rapid.IntRange(65, 220).Draw(t, "nodes")
+		for i := range nodes {
+			w.SetNode(Node{Target: testTarget(fmt.Sprintf("t%03d", i), func(t *fleet.Target) {
+				t.Cost.PerRunUSD, t.Capacity.CPU = float64(i*7%5), 2000
+			})})
+		}
+		next := 0
+		for range rapid.IntRange(1, 40).Draw(t, "steps") {
+			agent := agents[rapid.IntRange(0, 1).Draw(t, "agent")]
+			for range rapid.SampledFrom([]int{1, 5, 5, 100, 400}).Draw(t, "come") {
+				next++
+				r := testRequest(fmt.Sprint(next), agent)
+				d := p.Place(w, r)
+				if d.Outcome != Placed {
+					break
+				}
+				w.Assume(d.Node, r, 0)
+			}
+			if rapid.IntRange(0, 3).Draw(t, "declare") == 0 {
+				w.SetNode(Node{Target: testTarget("t000")}) // all bounds are made anew
+				p.Saturated(w)
+			}
+			from := rapid.IntRange(0, next).Draw(t, "from")
+			for i := range rapid.SampledFrom([]int{0, 1, 10, 200}).Draw(t, "go") {
+				w.Release(fmt.Sprint(from + i))
+			}
+			for _, a := range agents {
+				r := testRequest("r", a)
+				got, want := p.Place(w, r), p.Explain(w, r).Decision
+				if diff := cmp.Diff(want.Best(), got.Best()); got.Outcome != want.Outcome || diff != "" {
+					t.Fatalf("%s, want %s; best (-want +got):\n%s", got.Outcome, want.Outcome, diff)
+				}
+			}
+		}
+	})
 }

@@ -139,13 +139,13 @@ func TestMemoryOfIdleTenantsIsBounded(t *testing.T) {
 
 func TestVirtualTimeDoesNotOverflow(t *testing.T) {
 	q := New(Options{})
-	for i := range 3000 {
+	for i := range 10_000 {
 		for _, name := range []string{"a", "b"} {
 			push(t, q, Entry{ID: fmt.Sprint(name, i), Tenant: name, QueuedAt: run.Instant(i + 1), Cost: math.MaxInt64})
 		}
 	}
 	last := ""
-	for range 3000 {
+	for range 10_000 {
 		ids := drain(q, 2)
 		if len(ids) != 2 || ids[0][0] == ids[1][0] {
 			t.Fatalf("a pass of two took %v after %s, want one of each tenant", ids, last)
