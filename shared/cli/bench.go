@@ -43,7 +43,7 @@ func (a *app) benchCommand() *cobra.Command {
 			return render.One(a.printer(), view, *report)
 		},
 	}
-	cmd.Flags().IntVar(&o.Runs, "runs", 20_000, "runs of W1 and W1b")
+	cmd.Flags().IntVar(&o.Runs, "runs", 20_000, "runs of W1 and W1b, and at most as many of the others")
 	cmd.Flags().IntVar(&o.Repeat, "repeat", 3, "repetitions of each workload")
 	cmd.Flags().StringSliceVar(&o.Only, "only", nil, "some of "+strings.Join(bench.Names(), ", ")+"; all unless given")
 	cmd.Flags().StringVar(&o.Dir, "dir", "", "folder on the disk to measure; the system's for temporary files unless given")

@@ -15,7 +15,7 @@ import (
 
 // Options of a measurement.
 type Options struct {
-	Runs   int      // of W1 and W1b
+	Runs   int      // of W1 and W1b, and at most as many of W2 and W3
 	Repeat int      // repetitions; figures are medians with their range
 	Only   []string // workloads; all when empty
 	// Dir is where the data files of the measurement are made and removed; the system's folder for temporary files when
@@ -74,11 +74,16 @@ var workloads = []workload{
 	}, func(ctx context.Context, o *Options, m *measurement) error {
 		return m.throughput(ctx, o.Runs, batchSize)
 	}},
-	{"W2", func(*Options) string { return fmt.Sprintf("idle system, %d runs one at a time", oneByOne) },
-		func(ctx context.Context, _ *Options, m *measurement) error { return m.latency(ctx) }},
-	{"W3", func(*Options) string {
-		return fmt.Sprintf("%d runs of %d durable steps, %d at a time", stepRuns, stepsPerRun, stepSlots)
-	}, func(ctx context.Context, _ *Options, m *measurement) error { return m.steps(ctx) }},
+	{"W2", func(o *Options) string {
+		return fmt.Sprintf("idle system, %d runs one at a time", min(o.Runs, oneByOne))
+	}, func(ctx context.Context, o *Options, m *measurement) error {
+		return m.latency(ctx, min(o.Runs, oneByOne))
+	}},
+	{"W3", func(o *Options) string {
+		return fmt.Sprintf("%d runs of %d durable steps, %d at a time", min(o.Runs, stepRuns), stepsPerRun, stepSlots)
+	}, func(ctx context.Context, o *Options, m *measurement) error {
+		return m.steps(ctx, min(o.Runs, stepRuns))
+	}},
 }
 
 // Names lists the workloads.

@@ -301,12 +301,12 @@ func (m *measurement) throughput(ctx context.Context, n, batch int) error {
 }
 
 // latency is W2.
-func (m *measurement) latency(ctx context.Context) error {
+func (m *measurement) latency(ctx context.Context, n int) error {
 	if err := m.pool(ctx, poolSlots); err != nil {
 		return err
 	}
 	var starts, results []time.Duration
-	for range oneByOne {
+	for range n {
 		began := time.Now()
 		r, err := m.client.Invoke(ctx, agentName, api.Submit{Input: json.RawMessage("{}")}, api.MaxWait*time.Second)
 		if err != nil {
@@ -330,7 +330,7 @@ func (m *measurement) latency(ctx context.Context) error {
 }
 
 // steps is W3.
-func (m *measurement) steps(ctx context.Context) error {
+func (m *measurement) steps(ctx context.Context, n int) error {
 	if err := m.pool(ctx, stepSlots); err != nil {
 		return err
 	}
@@ -339,16 +339,16 @@ func (m *measurement) steps(ctx context.Context) error {
 		return err
 	}
 	began := time.Now()
-	if err := m.submitAll(ctx, stepRuns, batchSize, task{Steps: stepsPerRun}); err != nil {
+	if err := m.submitAll(ctx, n, batchSize, task{Steps: stepsPerRun}); err != nil {
 		return err
 	}
-	if err := m.drained(ctx, stepRuns+warmUp); err != nil {
+	if err := m.drained(ctx, int64(n+warmUp)); err != nil {
 		return err
 	}
 	took := time.Since(began)
-	const all = stepRuns * stepsPerRun
-	m.figure("throughput", "steps/s", all/took.Seconds())
-	m.figure("step", "ms", float64(took)/float64(time.Millisecond)/all*stepSlots)
+	all := n * stepsPerRun
+	m.figure("throughput", "steps/s", float64(all)/took.Seconds())
+	m.figure("step", "ms", float64(took)/float64(time.Millisecond)/float64(all)*stepSlots)
 	if err := m.costs(before, all, "step"); err != nil {
 		return err
 	}
