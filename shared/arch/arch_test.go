@@ -71,7 +71,7 @@ func sound() fstest.MapFS {
 		"shared/door/door.go":           "package door\nimport _ \"" + Module + "/shared/api\"\n",
 		"shared/agent/agent.go":         "package agent\nimport _ \"" + Module + "/shared/door\"\n",
 		"examples/examples_test.go":     "package examples\nimport _ \"" + Module + "/shared/door\"\n",
-		"docs/guide.md":                 "See [run](../shared/run), [this](#part) and [that](https://example.com), as `TestDay` shows.\n",
+		"docs/guide.md":                 "See [run](../shared/run), [this](#part) and [that](https://example.com), as `TestDay` shows.\nBut `f[T](r)`.\n",
 		"vendored/go.mod":               "module elsewhere\n",
 		"vendored/util/util.go":         "package util\n",
 	} {

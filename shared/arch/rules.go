@@ -283,6 +283,7 @@ func (c *checker) words() {
 }
 
 var (
+	code     = regexp.MustCompile("(?s)```.*?```|`[^`\n]*`")
 	link     = regexp.MustCompile(`\]\(([^()\s]+)\)`)
 	testName = regexp.MustCompile("`(?:Test|Fuzz)[A-Z][A-Za-z0-9_]*`")
 )
@@ -299,20 +300,28 @@ func (c *checker) docs() {
 		if path.Ext(name) != ".md" {
 			continue
 		}
-		line := func(at int) int { return 1 + bytes.Count(text[:at], []byte("\n")) }
-		for _, at := range link.FindAllSubmatchIndex(text, -1) {
-			to, _, _ := strings.Cut(string(text[at[2]:at[3]]), "#")
+		line := func(text []byte, at int) int { return 1 + bytes.Count(text[:at], []byte("\n")) }
+		prose := code.ReplaceAllFunc(text, func(b []byte) []byte {
+			return bytes.Map(func(r rune) rune {
+				if r == '\n' {
+					return r
+				}
+				return ' '
+			}, b)
+		})
+		for _, at := range link.FindAllSubmatchIndex(prose, -1) {
+			to, _, _ := strings.Cut(string(prose[at[2]:at[3]]), "#")
 			if to == "" || strings.Contains(to, ":") {
 				continue // this page, or an address
 			}
 			if !c.tree.there[path.Join(path.Dir(name), to)] {
-				c.report(name, line(at[0]), "docs", "%s is not there", to)
+				c.report(name, line(prose, at[0]), "docs", "%s is not there", to)
 			}
 		}
 		for _, at := range testName.FindAllIndex(text, -1) {
 			test := string(text[at[0]+1 : at[1]-1])
 			if !slices.ContainsFunc(tests, func(t []byte) bool { return bytes.Contains(t, []byte("\nfunc "+test+"(")) }) {
-				c.report(name, line(at[0]), "docs", "there is no test %s", test)
+				c.report(name, line(text, at[0]), "docs", "there is no test %s", test)
 			}
 		}
 	}
