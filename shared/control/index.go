@@ -286,6 +286,8 @@ func (ix *index) forget(id string, t *tracked, r *run.Record) {
 	switch {
 	case t.state == run.Queued:
 		ix.queue.Remove(id)
+		ix.world.Unreserve(id)
+		ix.world.Unreserve(id)
 		ix.count(t, -1, 0, 0)
 	case t.state == run.Unschedulable:
 		delete(ix.parked[t.class], id)

@@ -57,6 +57,10 @@ func (p *Plane) stepPlace(ctx context.Context, now run.Instant) (bindings []bind
 			more = !quiet
 			break
 		}
+		if placed > 0 && ix.profile.Saturated(ix.world) { // nothing behind it can be placed either
+			walk.Skip(e)
+			break
+		}
 		b, outcome := p.placeOne(walk, e, fresh, now)
 		if outcome {
 			bindings = append(bindings, b)
@@ -138,8 +142,17 @@ func (p *Plane) placeOne(walk *queue.Pass, e queue.Entry, fresh map[string]*arri
 		b.park = true
 		walk.Remove(e)
 		return b, true
+	case placement.NoCapacity:
+		// What needs several slots finds them free at a time only if they are kept for it.
+		if e.Slots > 1 && now.Sub(e.QueuedAt) >= p.cfg.Ageing {
+			ix.profile.Reserve(ix.world, req)
+		}
 	}
 	c.limit = b.decision.Message()
+	// One that needs several slots and was passed over for long gets the target that is free first to itself.
+	if agent.Needs.Slots > 1 && now.Sub(e.QueuedAt) >= p.cfg.Ageing {
+		ix.profile.Reserve(ix.world, req)
+	}
 	walk.BlockClass(e.Class)
 	if b.locked {
 		p.busy.unlock(e.ID)

@@ -598,3 +598,40 @@ func TestDeclaredObjectsShowTheirStatusWithAndWithoutRuns(t *testing.T) {
 		t.Fatalf("agents: %+v, %v", all, err)
 	}
 }
+
+func TestARunThatNeedsManySlotsIsNotPassedOverForEver(t *testing.T) { // case F26
+	h := newHouse(t, agentNamed("wide", func(a *fleet.Agent) { a.Needs.Slots = 8 }), agentNamed("small"))
+	beat := func() {
+		if _, err := h.p.Beat(t.Context(), WorkerBeat{Worker: "w1", Agents: []string{"small", "wide"}, Slots: 10, Attempts: nil}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	lease := func() []runtime.Assignment { return h.lease("w1", 10, "small", "wide") }
+	lease()
+	for range 10 {
+		h.submit(Submission{Agent: "small"})
+	}
+	busy := lease()
+	wide := h.submit(Submission{Agent: "wide"})
+	for turn := 0; ; turn++ {
+		if turn == 60 {
+			t.Fatal("after a minute of small runs the wide one has not started")
+		}
+		// A steady stream: each small run that ends is followed by another, and never are eight slots free at once.
+		h.submit(Submission{Agent: "small"})
+		if len(busy) > 0 {
+			h.report(runtime.Report{Type: runtime.Completed, Run: busy[0].Run, N: busy[0].N})
+			busy = busy[1:]
+		}
+		h.pass(time.Second)
+		beat()
+		resp, err := h.p.Lease(t.Context(), LeaseRequest{Worker: "w1", Agents: []string{"small", "wide"}, Max: 10, Slots: 10})
+		if err != nil {
+			t.Fatal(err)
+		}
+		busy = append(busy, resp.Leases...)
+		if h.get(wide.ID).State != run.Queued {
+			return
+		}
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -50,7 +51,7 @@ type poll struct {
 	worker *worker
 	agents []string
 	wake   chan struct{} // closed once
-	over   bool          // the worker was lost
+	over   bool          // the worker was lost, or drains
 }
 
 func (ix *index) box(node string) *outbox {
@@ -291,7 +292,9 @@ func (p *Plane) Beat(ctx context.Context, b WorkerBeat) (WorkerStanding, error) 
 	}
 	// 1. Draining: no more runs come here.
 	if w.draining != b.Draining {
-		w.draining = b.Draining
+		if w.draining = b.Draining; w.draining {
+			p.ix.hangUp(w)
+		}
 		if t := p.targetNamed(w.target); t != nil && w.node != w.target {
 			p.ix.world.SetNode(w.asNode(t))
 		}
@@ -374,6 +377,19 @@ func (p *Plane) Held(workerID string) []runtime.Held {
 	return held
 }
 
+// hangUp ends the open polls of a worker that gets no more runs; with Plane.mu held.
+func (ix *index) hangUp(w *worker) {
+	b := ix.box(w.node)
+	b.polls = slices.DeleteFunc(b.polls, func(x *poll) bool {
+		if x.worker != w {
+			return false
+		}
+		x.over = true
+		close(x.wake)
+		return true
+	})
+}
+
 // workerDue looks at a worker whose lease may have ended and returns what it lost; with p.mu held.
 func (p *Plane) workerDue(id string, now run.Instant) []edit {
 	w := p.ix.workers[id]
@@ -384,29 +400,25 @@ func (p *Plane) workerDue(id string, now run.Instant) []edit {
 		p.ix.timers.set(workerKey(id), ends)
 		return nil
 	}
-	b := p.ix.box(w.node)
-	b.polls = slices.DeleteFunc(b.polls, func(x *poll) bool {
-		if x.worker != w {
-			return false
-		}
-		x.over = true
-		close(x.wake)
-		return true
-	})
+	p.ix.hangUp(w)
 	// A runtime that started it can end it, and reports what it held once nothing of it can act any more.
 	if t := p.targetNamed(w.target); t != nil && p.cfg.Runtimes[t.Runtime] != nil && p.cfg.Runtimes[t.Runtime].Lost(id) {
 		p.ix.timers.set(workerKey(id), now.Add(p.cfg.WorkerLease))
 		return nil
 	}
+	// All that is on its node, fetched or not; of a local target only what it fetched.
+	gone := p.ix.world.RunsOn(w.node)
 	delete(p.ix.workers, id)
 	if w.node != w.target {
 		p.ix.world.RemoveNode(w.node)
 		delete(p.ix.boxes, w.node)
 	}
-	// All that is on its node, fetched or not; of a local target only what it fetched.
+	if w.node == w.target {
+		gone = slices.Collect(maps.Keys(w.holds))
+	}
 	var lost []edit
-	for rid, t := range p.ix.runs {
-		if t.live != nil && (t.live.node == w.node && w.node != w.target || w.holds[rid] == t.live.n && t.live.worker == id) {
+	for _, rid := range gone {
+		if t := p.ix.runs[rid]; t != nil && t.live != nil && (w.node != w.target || t.live.worker == id && w.holds[rid] == t.live.n) {
 			lost = append(lost, p.lost(rid, t.live.n, fmt.Sprintf("worker %s was silent for %s", id, p.cfg.WorkerLease), false))
 		}
 	}
