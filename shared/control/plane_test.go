@@ -601,17 +601,21 @@ func TestDeclaredObjectsShowTheirStatusWithAndWithoutRuns(t *testing.T) {
 
 func TestARunThatNeedsManySlotsIsNotPassedOverForEver(t *testing.T) { // case F26
 	h := newHouse(t, agentNamed("wide", func(a *fleet.Agent) { a.Needs.Slots = 8 }), agentNamed("small"))
+	var busy []runtime.Assignment
 	beat := func() {
-		if _, err := h.p.Beat(t.Context(), WorkerBeat{Worker: "w1", Agents: []string{"small", "wide"}, Slots: 10, Attempts: nil}); err != nil {
+		b := WorkerBeat{Worker: "w1", Agents: []string{"small", "wide"}, Slots: 10}
+		for _, a := range busy {
+			b.Attempts = append(b.Attempts, a.ID())
+		}
+		if _, err := h.p.Beat(t.Context(), b); err != nil {
 			t.Fatal(err)
 		}
 	}
-	lease := func() []runtime.Assignment { return h.lease("w1", 10, "small", "wide") }
-	lease()
+	h.lease("w1", 10, "small", "wide")
 	for range 10 {
 		h.submit(Submission{Agent: "small"})
 	}
-	busy := lease()
+	busy = h.lease("w1", 10, "small", "wide")
 	wide := h.submit(Submission{Agent: "wide"})
 	for turn := 0; ; turn++ {
 		if turn == 60 {
