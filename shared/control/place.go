@@ -149,10 +149,6 @@ func (p *Plane) placeOne(walk *queue.Pass, e queue.Entry, fresh map[string]*arri
 		}
 	}
 	c.limit = b.decision.Message()
-	// One that needs several slots and was passed over for long gets the target that is free first to itself.
-	if false && agent.Needs.Slots > 1 && now.Sub(e.QueuedAt) >= p.cfg.Ageing {
-		ix.profile.Reserve(ix.world, req)
-	}
 	walk.BlockClass(e.Class)
 	if b.locked {
 		p.busy.unlock(e.ID)
