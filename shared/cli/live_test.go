@@ -90,14 +90,14 @@ func serve(ts *testscript.TestScript, neg bool, args []string) {
 func background(ts *testscript.TestScript, neg bool, args []string) { launch(ts, args[0], args[1:]) }
 
 // end sends a signal to a background process and wants an exit code: end dev INT 0. INT2 is two interrupts, the second
-// when the first was heard; it and KILL want none.
+// when the first was heard; it and KILL want none. NONE waits for a process that ends by itself.
 func end(ts *testscript.TestScript, neg bool, args []string) {
 	value, ok := running.Load(ts.Name() + " " + args[0])
 	if !ok {
 		ts.Fatalf("%s was not started", args[0])
 	}
 	b := value.(*child)
-	signals := map[string]os.Signal{"INT": syscall.SIGINT, "INT2": syscall.SIGINT, "TERM": syscall.SIGTERM, "KILL": syscall.SIGKILL}
+	signals := map[string]os.Signal{"NONE": syscall.Signal(0), "INT": syscall.SIGINT, "INT2": syscall.SIGINT, "TERM": syscall.SIGTERM, "KILL": syscall.SIGKILL}
 	ts.Check(b.cmd.Process.Signal(signals[args[1]]))
 	if args[1] == "INT2" {
 		for deadline := time.Now().Add(patience); !strings.Contains(ts.ReadFile(b.log), "interrupt again"); time.Sleep(10 * time.Millisecond) {
