@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"sync/atomic"
@@ -100,6 +101,8 @@ func oneRun() (*httptest.Server, <-chan string) {
 	var leased atomic.Bool
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /v1/leases", func(w http.ResponseWriter, r *http.Request) {
+		// A request's context ends with its connection only once the body has been read.
+		_, _ = io.Copy(io.Discard, r.Body)
 		if leased.Swap(true) {
 			<-r.Context().Done()
 			return
