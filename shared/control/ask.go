@@ -25,7 +25,7 @@ const (
 
 // Get returns a run.
 func (p *Plane) Get(ctx context.Context, id string) (*run.Record, error) {
-	records, errs := p.load(ctx, []string{id}, !p.led.Leads(p.cfg.Clock()))
+	records, errs := p.load(ctx, []string{id}, !p.leads())
 	return records[0], errs[0]
 }
 

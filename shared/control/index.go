@@ -21,7 +21,8 @@ type index struct {
 	queue   *queue.Queue
 	world   *placement.World
 	profile *placement.Profile
-	timers  *timers // by run id; workers under workerKey
+	timers  *timers // by run id
+	leases  *timers // by worker, on the monotonic clock
 	runs    map[string]*tracked
 	classes map[queue.Class]*class
 	parked  map[queue.Class]map[string]struct{} // unschedulable runs
@@ -137,6 +138,7 @@ func newIndex(cfg Config) *index {
 		world:       placement.NewWorld(),
 		profile:     placement.Default(),
 		timers:      newTimers(),
+		leases:      newTimers(),
 		runs:        make(map[string]*tracked),
 		classes:     make(map[queue.Class]*class),
 		parked:      make(map[queue.Class]map[string]struct{}),

@@ -100,7 +100,7 @@ func (p *Plane) Submit(ctx context.Context, subs []Submission) []Submitted {
 		return out
 	}
 	// 2. Commit: with the next pass where this process leads.
-	if p.led.Leads(p.cfg.Clock()) && p.Ready() == nil {
+	if p.leads() && p.Ready() == nil {
 		if !p.arrive.add(list) {
 			err := &Refusal{Code: CodeOverloaded, Detail: fmt.Sprintf("%d submissions wait to be written", maxArrivals), RetryAfter: time.Second}
 			for _, a := range list {

@@ -40,22 +40,22 @@ type lead struct {
 	epoch    int64
 	version  int64
 	doc      leadDoc
-	renewed  time.Time // own clock, at the start of the write that took or renewed
-	seen     int64     // version of a foreign lease
-	seenFrom time.Time // since when it is unchanged
+	renewed  time.Duration // own monotonic clock, at the start of the write that took or renewed
+	seen     int64         // version of a foreign lease
+	seenFrom time.Duration // since when it is unchanged
 }
 
 func newLead(st store.Store, name string) *lead { return &lead{store: st, name: name} }
 
-// Leads reports whether this process may decide at now.
-func (l *lead) Leads(now time.Time) bool {
+// Leads reports whether this process may decide. mono is its own monotonic clock.
+func (l *lead) Leads(mono time.Duration) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.leads(now)
+	return l.leads(mono)
 }
 
-func (l *lead) leads(now time.Time) bool {
-	return l.holds && (l.store.Exclusive() || now.Sub(l.renewed) < leadPeriod-leadMargin)
+func (l *lead) leads(mono time.Duration) bool {
+	return l.holds && (l.store.Exclusive() || mono-l.renewed < leadPeriod-leadMargin)
 }
 
 // Epoch is the number of the newest lease that this process held.
@@ -65,24 +65,25 @@ func (l *lead) Epoch() int64 {
 	return l.epoch
 }
 
-// Next is when Step wants to be called again; zero for never. An exclusive store has one process and so one leader.
-func (l *lead) Next(now time.Time) time.Time {
+// Next is how long until Step wants to be called again; false for never. An exclusive store has one process and so one
+// leader.
+func (l *lead) Next(mono time.Duration) (time.Duration, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
 	case l.holds && l.store.Exclusive():
-		return time.Time{}
+		return 0, false
 	case l.holds:
-		return l.renewed.Add(leadRenew)
+		return max(l.renewed+leadRenew-mono, 0), true
 	}
-	return now.Add(leadRenew / 3)
+	return leadRenew / 3, true
 }
 
 // Step takes the lease if it is free, renews it if it is held, or watches it.
-func (l *lead) Step(ctx context.Context, now time.Time) error {
+func (l *lead) Step(ctx context.Context, mono time.Duration) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.holds && (l.store.Exclusive() || now.Sub(l.renewed) < leadRenew) {
+	if l.holds && (l.store.Exclusive() || mono-l.renewed < leadRenew) {
 		return nil
 	}
 	// 1. Look.
@@ -90,7 +91,7 @@ func (l *lead) Step(ctx context.Context, now time.Time) error {
 	var cur leadDoc
 	switch {
 	case errors.Is(err, store.ErrNotFound):
-		return l.write(ctx, 0, leadDoc{Holder: l.name, Epoch: 1}, now)
+		return l.write(ctx, 0, leadDoc{Holder: l.name, Epoch: 1}, mono)
 	case err != nil:
 		return fmt.Errorf("read the dispatcher lease: %w", err)
 	}
@@ -102,23 +103,23 @@ func (l *lead) Step(ctx context.Context, now time.Time) error {
 		if cur.Asked != "" && cur.Asked != l.name {
 			l.holds = false
 			next := leadDoc{Holder: l.name, Epoch: cur.Epoch, Beat: cur.Beat, Given: true}
-			return l.put(ctx, doc.Version, next, now)
+			return l.put(ctx, doc.Version, next, mono)
 		}
-		return l.write(ctx, doc.Version, leadDoc{Holder: l.name, Epoch: l.epoch, Beat: cur.Beat + 1}, now)
+		return l.write(ctx, doc.Version, leadDoc{Holder: l.name, Epoch: l.epoch, Beat: cur.Beat + 1}, mono)
 	}
 	// 3. Take what is free: given up, alone with the store, or unchanged for the whole period.
 	l.holds = false
 	if doc.Version != l.seen {
-		l.seen, l.seenFrom = doc.Version, now
+		l.seen, l.seenFrom = doc.Version, mono
 	}
-	if cur.Given || l.store.Exclusive() || now.Sub(l.seenFrom) >= leadPeriod {
-		return l.write(ctx, doc.Version, leadDoc{Holder: l.name, Epoch: cur.Epoch + 1}, now)
+	if cur.Given || l.store.Exclusive() || mono-l.seenFrom >= leadPeriod {
+		return l.write(ctx, doc.Version, leadDoc{Holder: l.name, Epoch: cur.Epoch + 1}, mono)
 	}
 	return nil
 }
 
 // Ask asks the holder to hand over at its next renewal.
-func (l *lead) Ask(ctx context.Context, now time.Time) error {
+func (l *lead) Ask(ctx context.Context, mono time.Duration) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	doc, err := l.store.Get(ctx, store.KindLease, leadID)
@@ -130,7 +131,7 @@ func (l *lead) Ask(ctx context.Context, now time.Time) error {
 		return fmt.Errorf("read the dispatcher lease: %w", err)
 	}
 	cur.Asked = l.name
-	return l.put(ctx, doc.Version, cur, now)
+	return l.put(ctx, doc.Version, cur, mono)
 }
 
 // Resign gives the lease up, so that a successor need not wait.
@@ -147,17 +148,17 @@ func (l *lead) Resign(ctx context.Context) error {
 }
 
 // write takes or renews.
-func (l *lead) write(ctx context.Context, expect int64, doc leadDoc, now time.Time) error {
-	if err := l.put(ctx, expect, doc, now); err != nil || l.seen != expect+1 {
+func (l *lead) write(ctx context.Context, expect int64, doc leadDoc, mono time.Duration) error {
+	if err := l.put(ctx, expect, doc, mono); err != nil || l.seen != expect+1 {
 		l.holds = false
 		return err
 	}
-	l.holds, l.epoch, l.version, l.doc, l.renewed = true, doc.Epoch, expect+1, doc, now
+	l.holds, l.epoch, l.version, l.doc, l.renewed = true, doc.Epoch, expect+1, doc, mono
 	return nil
 }
 
 // put writes the document; a lost race is no error, it leaves seen behind.
-func (l *lead) put(ctx context.Context, expect int64, doc leadDoc, now time.Time) error {
+func (l *lead) put(ctx context.Context, expect int64, doc leadDoc, mono time.Duration) error {
 	body, err := json.Marshal(doc)
 	if err != nil {
 		return fmt.Errorf("encode the dispatcher lease: %w", err)
@@ -168,7 +169,7 @@ func (l *lead) put(ctx context.Context, expect int64, doc leadDoc, now time.Time
 	err = l.store.Commit(ctx, []store.Unit{unit})[0]
 	switch {
 	case err == nil:
-		l.seen, l.seenFrom = expect+1, now
+		l.seen, l.seenFrom = expect+1, mono
 		return nil
 	case errors.Is(err, store.ErrConflict), errors.Is(err, store.ErrExists):
 		return nil

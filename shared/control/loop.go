@@ -56,11 +56,11 @@ func (p *Plane) loop(ctx context.Context) {
 // above only decides when.
 func (p *Plane) Step(ctx context.Context, now run.Instant) (more bool) {
 	// 1. Who decides.
-	led := p.led.Leads(now.Time())
-	if err := p.led.Step(ctx, now.Time()); err != nil {
+	led := p.leads()
+	if err := p.led.Step(ctx, p.cfg.Monotonic()); err != nil {
 		p.log.WarnContext(ctx, "dispatcher lease", "error", err)
 	}
-	leads := p.led.Leads(now.Time())
+	leads := p.leads()
 	switch {
 	case !leads && led:
 		p.mu.Lock()
@@ -91,29 +91,30 @@ func (p *Plane) Step(ctx context.Context, now run.Instant) (more bool) {
 
 // untilNext is how long nothing is due.
 func (p *Plane) untilNext() time.Duration {
-	now := p.cfg.Clock()
-	next := p.led.Next(now)
-	sooner := func(t time.Time) {
-		if !t.IsZero() && (next.IsZero() || t.Before(next)) {
-			next = t
-		}
+	now, mono := p.now(), p.mono()
+	wait := time.Hour
+	sooner := func(d time.Duration) { wait = min(wait, max(d, 0)) }
+	if d, ok := p.led.Next(p.cfg.Monotonic()); ok {
+		sooner(d)
 	}
 	p.mu.Lock()
-	sooner(p.ix.timers.next().Time())
+	defer p.mu.Unlock()
+	if next := p.ix.timers.next(); next != 0 {
+		sooner(next.Sub(now))
+	}
+	if next := p.ix.leases.next(); next != 0 {
+		sooner(next.Sub(mono))
+	}
 	if len(p.ix.confirms) > 0 {
-		sooner(p.ix.confirms[0].at.Time())
+		sooner(p.ix.confirms[0].at.Sub(now))
 	}
 	if p.ix.horizon != 0 {
-		sooner(p.ix.horizon.Add(-horizon / 2).Time())
+		sooner(p.ix.horizon.Add(-horizon / 2).Sub(now))
 	}
 	if p.sharesDirty {
-		sooner(p.sharesAt.Add(sharesEvery))
+		sooner(sharesEvery - now.Sub(p.sharesAt))
 	}
-	p.mu.Unlock()
-	if next.IsZero() {
-		return time.Hour
-	}
-	return max(next.Sub(now), 0)
+	return wait
 }
 
 // turnAway answers arrivals that no pass will take any more.
@@ -219,9 +220,9 @@ func (p *Plane) orphan(r *run.Record, now run.Instant) (edit, bool) {
 		}
 		l := t.live
 		if p.ix.workers[l.worker] == nil {
-			w := &worker{id: l.worker, target: r.Target, node: l.node, slots: 1, seen: now, holds: make(map[string]int)}
+			w := &worker{id: l.worker, target: r.Target, node: l.node, slots: 1, seen: now, alive: p.mono(), holds: make(map[string]int)}
 			p.ix.workers[w.id] = w
-			p.ix.timers.set(workerKey(w.id), now.Add(p.cfg.WorkerLease))
+			p.ix.leases.set(w.id, w.alive.Add(p.cfg.WorkerLease))
 		}
 		if l.unsure = l.started == 0; !l.unsure {
 			p.ix.workers[l.worker].holds[r.ID] = r.Attempt
@@ -303,12 +304,12 @@ func (p *Plane) stepHorizon(ctx context.Context, now run.Instant) {
 // stepShares keeps the fair shares, at most every five seconds and only after dispatches.
 func (p *Plane) stepShares(ctx context.Context, now run.Instant) {
 	p.mu.Lock()
-	if !p.sharesDirty || now.Time().Sub(p.sharesAt) < sharesEvery {
+	if !p.sharesDirty || now.Sub(p.sharesAt) < sharesEvery {
 		p.mu.Unlock()
 		return
 	}
 	shares := p.ix.queue.Shares()
-	p.sharesDirty, p.sharesAt = false, now.Time()
+	p.sharesDirty, p.sharesAt = false, now
 	p.mu.Unlock()
 	body, err := json.Marshal(shares)
 	if err != nil {
@@ -323,9 +324,6 @@ func (p *Plane) stepShares(ctx context.Context, now run.Instant) {
 		p.log.WarnContext(ctx, "keep the fair shares", "error", err)
 	}
 }
-
-// workerOfKey takes a worker's timer key apart.
-func workerOfKey(key string) (string, bool) { return strings.CutPrefix(key, "worker/") }
 
 func sortSteps(steps []runtime.Step) {
 	slices.SortFunc(steps, func(a, b runtime.Step) int {

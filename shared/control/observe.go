@@ -259,7 +259,7 @@ func (p *Plane) standing(r *runtime.Report, res *runtime.Result, now run.Instant
 	l := t.live
 	l.beat = now
 	if w := p.ix.workers[l.worker]; w != nil {
-		w.seen = now
+		w.seen, w.alive = now, p.mono()
 	}
 	res.Deadline = l.deadline
 	if l.stop != "" {

@@ -184,7 +184,7 @@ func (p *Plane) enterArrival(ctx context.Context, a arrival) Submitted {
 	answer := make(chan Submitted, 1)
 	a.done = func(x arrival, err error) { answer <- p.settle(ctx, x, err) }
 	switch {
-	case !p.led.Leads(p.cfg.Clock()) || p.Ready() != nil:
+	case !p.leads() || p.Ready() != nil:
 		p.commitArrivals(ctx, []arrival{a})
 	case !p.arrive.add([]arrival{a}):
 		return Submitted{Err: &Refusal{Code: CodeOverloaded, Detail: fmt.Sprintf("%d submissions wait to be written", maxArrivals), RetryAfter: time.Second}}

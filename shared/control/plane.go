@@ -32,10 +32,12 @@ import (
 
 // Config is all that a Plane needs from outside. Store is required; every other field has a default.
 type Config struct {
-	Store  store.Store
-	Clock  func() time.Time
-	Random func() uint64
-	Logger *slog.Logger
+	Store store.Store
+	Clock func() time.Time
+	// Monotonic is the time since some fixed instant, unmoved when the clock is set: leases are judged by it.
+	Monotonic func() time.Duration
+	Random    func() uint64
+	Logger    *slog.Logger
 	// Runtimes start attempts, by the runtime that a target names. Polled targets need none.
 	Runtimes map[fleet.Runtime]runtime.Runtime
 	// Name is this process in the dispatcher lease and in history.
@@ -73,6 +75,10 @@ func (c *Config) setDefaults() {
 	}
 	if c.Clock == nil {
 		c.Clock = time.Now
+	}
+	if c.Monotonic == nil {
+		start := time.Now()
+		c.Monotonic = func() time.Duration { return time.Since(start) }
 	}
 	if c.Random == nil {
 		c.Random = randomUint64
@@ -118,7 +124,7 @@ type Plane struct {
 	stats    *statistics
 
 	sharesDirty   bool // guarded by mu, as is sharesAt
-	sharesAt      time.Time
+	sharesAt      run.Instant
 	sharesVersion int64 // the loop's own
 
 	mu  sync.Mutex // guards ix
@@ -186,11 +192,11 @@ func (p *Plane) Prepare(ctx context.Context) error {
 		return fmt.Errorf("start control plane: %w", err)
 	}
 	// 2. The lead and, with it, the index.
-	now := p.cfg.Clock()
-	if err := p.led.Step(ctx, now); err != nil {
+	mono := p.cfg.Monotonic()
+	if err := p.led.Step(ctx, mono); err != nil {
 		return fmt.Errorf("start control plane: take the dispatcher lease: %w", err)
 	}
-	if p.led.Leads(now) {
+	if p.led.Leads(mono) {
 		if err := p.takeOver(ctx, p.now()); err != nil {
 			return fmt.Errorf("start control plane: rebuild the index: %w", err)
 		}
@@ -235,8 +241,14 @@ func (p *Plane) Ready() error {
 
 // Health tells whether this process leads, and in which epoch.
 func (p *Plane) Health() (leader bool, epoch int64) {
-	return p.led.Leads(p.cfg.Clock()), p.led.Epoch()
+	return p.leads(), p.led.Epoch()
 }
+
+// leads reports whether this process decides.
+func (p *Plane) leads() bool { return p.led.Leads(p.cfg.Monotonic()) }
+
+// mono is the monotonic clock as a key of timers.
+func (p *Plane) mono() run.Instant { return run.Instant(p.cfg.Monotonic().Milliseconds()) + 1 }
 
 func (p *Plane) now() run.Instant { return run.At(p.cfg.Clock()) }
 

@@ -25,12 +25,15 @@ type house struct {
 	store store.Store
 	mu    sync.Mutex
 	now   time.Time
+	set   time.Duration // by how much somebody set the clock
 	rolls uint64
 }
 
+var began = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+
 func newHouse(t *testing.T, objects ...fleet.Object) *house {
 	t.Helper()
-	h := &house{t: t, store: memory.Open(), now: time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)}
+	h := &house{t: t, store: memory.Open(), now: began}
 	h.open()
 	if len(objects) > 0 {
 		if _, err := h.p.Apply(t.Context(), objects, ApplyOptions{}); err != nil {
@@ -46,6 +49,11 @@ func (h *house) open() {
 	p, err := New(Config{
 		Store: h.store,
 		Clock: func() time.Time { h.mu.Lock(); defer h.mu.Unlock(); return h.now },
+		Monotonic: func() time.Duration {
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			return h.now.Sub(began) - h.set
+		},
 		Random: func() uint64 {
 			h.mu.Lock()
 			defer h.mu.Unlock()
@@ -637,5 +645,37 @@ func TestARunThatNeedsManySlotsIsNotPassedOverForEver(t *testing.T) { // case F2
 		if h.get(wide.ID).State != run.Queued {
 			return
 		}
+	}
+}
+
+func TestASetClockTakesNoLiveWorkersRuns(t *testing.T) { // case F50
+	for name, by := range map[string]time.Duration{"an hour ahead": time.Hour, "an hour back": -time.Hour} {
+		t.Run(name, func(t *testing.T) {
+			h := newHouse(t, agentNamed("echo", func(a *fleet.Agent) {
+				a.Timeouts.Attempt, a.Timeouts.Run = fleet.Duration(12*time.Hour), fleet.Duration(24*time.Hour)
+			}))
+			r := h.submit(Submission{Agent: "echo"})
+			h.lease("w1", 1, "echo")
+			h.pass(time.Second)
+			h.mu.Lock()
+			h.now, h.set = h.now.Add(by), h.set+by
+			h.mu.Unlock()
+			h.settle()
+			h.pass(13 * time.Second)
+			wantState(t, h.get(r.ID), run.Running, "")
+			h.pass(3 * time.Second) // now it has been silent for its lease
+			if got := h.get(r.ID); got.State != run.Backoff || got.Reason != run.HeartbeatLost {
+				t.Fatalf("run is %s (%s)", got.State, got.Reason)
+			}
+			events, _, err := h.p.history(t.Context(), r.ID)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i := 1; i < len(events); i++ {
+				if events[i].At < events[i-1].At {
+					t.Fatalf("history runs backwards: %v then %v", events[i-1].At, events[i].At)
+				}
+			}
+		})
 	}
 }

@@ -231,11 +231,11 @@ func (p *Plane) stepDue(ctx context.Context, now run.Instant) (more bool) {
 		if key == patientKey {
 			continue
 		}
-		if id, ok := workerOfKey(key); ok {
-			edits = append(edits, p.workerDue(id, now)...)
-			continue
-		}
 		edits = append(edits, p.due(key))
+	}
+	mono := p.mono()
+	for _, id := range p.ix.leases.due(mono, maxPass) {
+		edits = append(edits, p.workerDue(id, mono)...)
 	}
 	p.mu.Unlock()
 	for i, o := range p.changeAll(ctx, edits) {

@@ -34,7 +34,8 @@ type worker struct {
 	agents   []string
 	slots    int
 	draining bool
-	seen     run.Instant
+	seen     run.Instant       // for people
+	alive    run.Instant       // last sign of life, on the monotonic clock
 	holds    map[string]int    // runs handed to it, with the attempt's number
 	turns    map[string]string // sessions whose turns it took: name to key, "" where two tenants use the name
 }
@@ -185,7 +186,7 @@ func (p *Plane) register(id, target string, agents []string, slots int, now run.
 	}
 	w := ix.workers[id]
 	if w != nil && w.target == target && w.slots == slots && slices.Equal(w.agents, agents) {
-		w.seen = now
+		w.seen, w.alive = now, p.mono()
 		return w, nil
 	}
 	// 1. Where it belongs.
@@ -203,9 +204,9 @@ func (p *Plane) register(id, target string, agents []string, slots int, now run.
 	if w == nil {
 		w = &worker{id: id, holds: make(map[string]int)}
 		ix.workers[id] = w
-		ix.timers.set(workerKey(id), now.Add(p.cfg.WorkerLease))
+		ix.leases.set(id, p.mono().Add(p.cfg.WorkerLease))
 	}
-	w.target, w.agents, w.slots, w.seen = target, slices.Clone(agents), slots, now
+	w.target, w.agents, w.slots, w.seen, w.alive = target, slices.Clone(agents), slots, now, p.mono()
 	w.node = target
 	if t.Runtime == fleet.RuntimePoll {
 		w.node = placement.NodeName(target, id)
@@ -391,19 +392,19 @@ func (ix *index) hangUp(w *worker) {
 }
 
 // workerDue looks at a worker whose lease may have ended and returns what it lost; with p.mu held.
-func (p *Plane) workerDue(id string, now run.Instant) []edit {
+func (p *Plane) workerDue(id string, mono run.Instant) []edit {
 	w := p.ix.workers[id]
 	if w == nil {
 		return nil
 	}
-	if ends := w.seen.Add(p.cfg.WorkerLease); ends > now {
-		p.ix.timers.set(workerKey(id), ends)
+	if ends := w.alive.Add(p.cfg.WorkerLease); ends > mono {
+		p.ix.leases.set(id, ends)
 		return nil
 	}
 	p.ix.hangUp(w)
 	// A runtime that started it can end it, and reports what it held once nothing of it can act any more.
 	if t := p.targetNamed(w.target); t != nil && p.cfg.Runtimes[t.Runtime] != nil && p.cfg.Runtimes[t.Runtime].Lost(id) {
-		p.ix.timers.set(workerKey(id), now.Add(p.cfg.WorkerLease))
+		p.ix.leases.set(id, mono.Add(p.cfg.WorkerLease))
 		return nil
 	}
 	// All that is on its node, fetched or not; of a local target only what it fetched.
