@@ -46,8 +46,14 @@ func TestLeases(t *testing.T) {
 		go func() { done <- s.do("POST", "/v1/leases", `{"worker":"w1","agents":["echo"],"max":1,"wait":"30s"}`) }()
 		eventually(t, "it waits", func() bool { return s.waits.now.Load() == 1 })
 		s.Server.Close()
-		if r := <-done; string(r.body) != `{"leases":[]}`+"\n" {
-			t.Errorf("%d %s", r.StatusCode, r.body)
+		select {
+		case r := <-done:
+			if string(r.body) != `{"leases":[]}`+"\n" {
+				t.Errorf("%d %s", r.StatusCode, r.body)
+			}
+		case <-time.After(10 * time.Second):
+			t.Error("it waits on")
+			<-done
 		}
 	})
 }

@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"net/http/httptest"
 	"strings"
 	"testing"
+	"testing/iotest"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -77,6 +79,16 @@ func TestStrictDecoding(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+func TestABodyThatIsAnnouncedTooLargeIsNotRead(t *testing.T) {
+	r := httptest.NewRequest("POST", "/", iotest.ErrReader(errors.New("it was read")))
+	r.ContentLength = 11
+	_, err := readBody(httptest.NewRecorder(), r, 10)
+	var p *api.Problem
+	if !errors.As(err, &p) || p.Code() != api.CodeTooLarge {
+		t.Errorf("error is %v", err)
 	}
 }
 

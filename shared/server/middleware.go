@@ -127,11 +127,10 @@ const (
 	perMessage = 15 * time.Second // one message of a stream
 )
 
-// patience gives a handler that waits on purpose more time than others have: the connection's deadlines would cut it.
+// patience gives a handler that waits on purpose more time than others have: the connection's deadline would cut it.
 func patience(w http.ResponseWriter, wait time.Duration) {
-	c := http.NewResponseController(w)
-	_ = c.SetReadDeadline(time.Time{}) // an error: the writer is a test's and has no deadlines
-	_ = c.SetWriteDeadline(time.Now().Add(wait + departure))
+	// An error means that the writer, a test's, has no deadlines.
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(wait + departure))
 }
 
 // gauge bounds how many requests wait or stream at a time: each holds a connection and a goroutine.

@@ -57,19 +57,11 @@ func canonicalPath(next http.Handler) http.Handler {
 	})
 }
 
-var effectVerbs = map[string]bool{":begin": true, ":commit": true, ":abandon": true}
-
 // cutVerb separates the verb from the last segment of a path: what follows its last colon, where that can be a verb.
 func cutVerb(method string, segments []string) (head, verb string) {
 	head = segments[len(segments)-1]
 	colon := strings.LastIndexByte(head, ':')
 	if method != http.MethodPost || colon < 0 || !isVerb.MatchString(head[colon+1:]) {
-		return head, ""
-	}
-	under := segments[max(len(segments)-2, 0)]
-	inAttempt := len(segments) > 4 && segments[2] == "attempts"
-	switch {
-	case inAttempt && under == "steps", inAttempt && under == "receipts" && !effectVerbs[head[colon:]]:
 		return head, ""
 	}
 	return head[:colon], head[colon:]

@@ -32,7 +32,6 @@ func accepts(r *http.Request, media string) bool {
 // openStream begins the answer. From here on errors can only cut it off.
 func openStream(w http.ResponseWriter, media string) (*stream, error) {
 	s := &stream{w: w, control: http.NewResponseController(w)}
-	_ = s.control.SetReadDeadline(time.Time{}) // the request is read
 	w.Header().Set("Content-Type", media)
 	w.Header().Set("X-Accel-Buffering", "no")
 	w.WriteHeader(http.StatusOK)
