@@ -81,6 +81,7 @@ type environment struct {
 	grace       time.Duration
 	port        int
 	token       string
+	connect     connect
 }
 
 // errNoProtocol: nothing tells how runs come; somebody started the program by hand.

@@ -512,6 +512,11 @@ func (f *fake) client(t testing.TB) *api.Client {
 	return c
 }
 
+// connect is what a process connects with.
+func (f *fake) connect(t testing.TB) connect {
+	return func(string, string) (*api.Client, error) { return f.client(t), nil }
+}
+
 func (f *fake) setDown(down bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

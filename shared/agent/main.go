@@ -52,10 +52,14 @@ func Main[In, Out any](handler Handler[In, Out], opts ...Option) {
 // handle executes one attempt, with the server to reach for what it records; nil where there is none.
 type handle func(ctx context.Context, client *api.Client, a *Attempt) Result
 
+// connect makes a client of the server at a URL, with a bearer token.
+type connect func(url, token string) (*api.Client, error)
+
 // process is what Main needs of its process.
 type process struct {
 	options
 	getenv         func(string) string
+	connect        connect // newClient when nil
 	stdin          io.Reader
 	stdout, stderr io.Writer
 	name           string
@@ -71,6 +75,9 @@ func (p *process) run(ctx context.Context, h handle) int {
 	if err != nil {
 		fmt.Fprintf(p.stderr, "%s: environment:\n%v\n", p.name, err)
 		return 2
+	}
+	if env.connect = p.connect; env.connect == nil {
+		env.connect = newClient
 	}
 	log := slog.New(slog.NewTextHandler(p.stderr, nil))
 	switch env.protocol {
@@ -90,7 +97,7 @@ func (p *process) run(ctx context.Context, h handle) int {
 
 // work runs the worker protocol.
 func (p *process) work(ctx context.Context, env *environment, log *slog.Logger, h handle) error {
-	client, err := newClient(env.url, env.workerToken)
+	client, err := env.connect(env.url, env.workerToken)
 	if err != nil {
 		return err
 	}

@@ -7,10 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -150,30 +153,30 @@ func TestStdio(t *testing.T) {
 }
 
 func TestStdioRecordsAtTheServer(t *testing.T) {
-	f := newFake()
-	web := httptest.NewServer(f)
-	defer web.Close()
-	r := f.submit("a", `{}`)
-	l := f.lease(&api.LeaseRequest{Agents: []string{"a"}, Max: 1})[0]
-	f.report(api.Report{Type: api.ReportStart, Attempt: l.Attempt, Token: l.Token})
-	doc, _ := json.Marshal(api.Document{Run: l.Run, Attempt: l.Attempt, Agent: "a", Input: l.Input})
-	var stdout bytes.Buffer
-	var o outside
-	p := &process{
-		getenv: env(map[string]string{EnvAttempt: l.Attempt, EnvToken: l.Token, EnvURL: web.URL}),
-		stdin:  bytes.NewReader(doc), stdout: &stdout, stderr: io.Discard, name: "x",
-	}
-	code := processOf(p, func(ctx context.Context, r *Run, _ any) (string, error) {
-		if _, err := Step(ctx, r, "a", func(context.Context) (int, error) { return 1, nil }); err != nil {
-			return "", err
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake()
+		r := f.submit("a", `{}`)
+		l := f.lease(&api.LeaseRequest{Agents: []string{"a"}, Max: 1})[0]
+		f.report(api.Report{Type: api.ReportStart, Attempt: l.Attempt, Token: l.Token})
+		doc, _ := json.Marshal(api.Document{Run: l.Run, Attempt: l.Attempt, Agent: "a", Input: l.Input})
+		var stdout bytes.Buffer
+		var o outside
+		p := &process{
+			getenv:  env(map[string]string{EnvAttempt: l.Attempt, EnvToken: l.Token, EnvURL: "http://fake"}),
+			connect: f.connect(t), stdin: bytes.NewReader(doc), stdout: &stdout, stderr: io.Discard, name: "x",
 		}
-		r.Progress(0.5, "half")
-		got, err := Once(ctx, r, "mail", Effect[sent]{Do: o.do})
-		return got.ID, err
-	})(t.Context())
-	if code != 0 || len(r.steps) != 1 || len(o.done) != 1 || r.progress != 0.5 {
-		t.Errorf("exit %d, %d steps, %d effects, progress %v: %s", code, len(r.steps), len(o.done), r.progress, stdout.String())
-	}
+		code := processOf(p, func(ctx context.Context, r *Run, _ any) (string, error) {
+			if _, err := Step(ctx, r, "a", func(context.Context) (int, error) { return 1, nil }); err != nil {
+				return "", err
+			}
+			r.Progress(0.5, "half")
+			got, err := Once(ctx, r, "mail", Effect[sent]{Do: o.do})
+			return got.ID, err
+		})(t.Context())
+		if code != 0 || len(r.steps) != 1 || len(o.done) != 1 || r.progress != 0.5 {
+			t.Errorf("exit %d, %d steps, %d effects, progress %v: %s", code, len(r.steps), len(o.done), r.progress, stdout.String())
+		}
+	})
 }
 
 // serving runs the http protocol on a free port.
@@ -289,7 +292,11 @@ func TestHTTP(t *testing.T) {
 		status, body := post(t, url+"/run", l.Token, document("r1.3", "hold"))
 		first <- answer{status, body}
 	}()
-	<-held
+	select {
+	case <-held:
+	case a := <-first:
+		t.Fatalf("a run for the only slot, which is free: %d %s", a.Status, a.Body)
+	}
 	if status, _ = post(t, url+"/run", "", document("r1.3", "")); status != 409 {
 		t.Errorf("the same attempt again: %d; want 409", status)
 	}
@@ -311,47 +318,134 @@ func TestHTTP(t *testing.T) {
 }
 
 func TestHTTPDrainHandsBackWhatDoesNotEnd(t *testing.T) {
-	held := make(chan struct{})
-	url, stop := serving(t, map[string]string{EnvProtocol: ProtocolHTTP, EnvPort: "0", EnvGrace: "1ms"},
-		func(ctx context.Context, _ *api.Client, _ *Attempt) Result {
+	synctest.Test(t, func(t *testing.T) {
+		held := make(chan struct{})
+		h := func(ctx context.Context, _ *api.Client, _ *Attempt) Result {
 			close(held)
 			<-ctx.Done()
 			if !errors.Is(context.Cause(ctx), ErrDraining) {
 				t.Errorf("cause %v", context.Cause(ctx))
 			}
 			return Failed(ctx.Err())
-		})
-	answered := make(chan int, 1)
-	go func() {
-		status, _ := post(t, url+"/run", "", `{"run":"r","attempt":"r.1"}`)
-		answered <- status
-	}()
-	<-held
-	if code := stop(); code != 0 {
-		t.Errorf("exit %d", code)
+		}
+		l := newPipeListener()
+		ctx, stop := context.WithCancel(t.Context())
+		served := make(chan error, 1)
+		go func() {
+			served <- new(process).serveOn(ctx, l, &environment{slots: 1, grace: DefaultGrace}, quiet, h)
+		}()
+		client := &http.Client{Transport: &http.Transport{DialContext: l.dial, DisableKeepAlives: true}}
+		answered := make(chan int, 1)
+		go func() {
+			resp, err := client.Post("http://pipe/run", "application/json", strings.NewReader(`{"run":"r","attempt":"r.1"}`))
+			if err != nil {
+				t.Errorf("POST /run: %v", err)
+				answered <- 0
+				return
+			}
+			resp.Body.Close()
+			answered <- resp.StatusCode
+		}()
+		<-held
+		stop()
+		if err := <-served; err != nil {
+			t.Errorf("serve: %v", err)
+		}
+		if status := <-answered; status != 503 {
+			t.Errorf("the run was answered %d; want 503, for it was handed back", status)
+		}
+	})
+}
+
+// pipeListener serves connections without sockets, so that tests can run on synctest's clock.
+type pipeListener struct {
+	conns  chan net.Conn
+	closed chan struct{}
+	close  func()
+}
+
+func newPipeListener() *pipeListener {
+	l := &pipeListener{conns: make(chan net.Conn), closed: make(chan struct{})}
+	l.close = sync.OnceFunc(func() { close(l.closed) })
+	return l
+}
+
+func (l *pipeListener) Accept() (net.Conn, error) {
+	select {
+	case c := <-l.conns:
+		return c, nil
+	case <-l.closed:
+		return nil, net.ErrClosed
 	}
-	if status := <-answered; status != 503 {
-		t.Errorf("the run was answered %d; want 503, for it was handed back", status)
+}
+
+func (l *pipeListener) Close() error   { l.close(); return nil }
+func (l *pipeListener) Addr() net.Addr { return pipeAddr{} }
+
+func (l *pipeListener) dial(ctx context.Context, _, _ string) (net.Conn, error) {
+	ours, theirs := net.Pipe()
+	select {
+	case l.conns <- theirs:
+		return ours, nil
+	case <-l.closed:
+		return nil, net.ErrClosed
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+type pipeAddr struct{}
+
+func (pipeAddr) Network() string { return "pipe" }
+func (pipeAddr) String() string  { return "pipe" }
+
+// nextOnWrite asks for another attempt the moment that the answer to the one before is written.
+type nextOnWrite struct {
+	*httptest.ResponseRecorder
+	next func()
+}
+
+func (w *nextOnWrite) WriteHeader(status int) {
+	w.ResponseRecorder.WriteHeader(status)
+	w.next()
+}
+
+func TestHTTPSlotIsFreeBeforeItsRunIsAnswered(t *testing.T) {
+	h := func(context.Context, *api.Client, *Attempt) Result { return Result{} }
+	s := &server{env: &environment{slots: 1}, log: quiet, handle: h, life: t.Context(), running: map[string]bool{}}
+	s.reporters.env, s.reporters.log = s.env, quiet
+	defer s.reporters.close()
+	run := func(w http.ResponseWriter, attempt string) {
+		s.routes().ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/run", strings.NewReader(`{"run":"r","attempt":"`+attempt+`"}`)))
+	}
+	second := httptest.NewRecorder()
+	first := &nextOnWrite{ResponseRecorder: httptest.NewRecorder(), next: func() { run(second, "r.2") }}
+	run(first, "r.1")
+	if first.Code != 200 || second.Code != 200 {
+		t.Errorf("answered %d, and the next that was sent on this answer %d %s; want 200 for both", first.Code, second.Code, second.Body)
 	}
 }
 
 func TestWorkerProcess(t *testing.T) {
-	f := newFake()
-	web := httptest.NewServer(f)
-	defer web.Close()
-	p := &process{getenv: env(map[string]string{EnvURL: web.URL, EnvAgent: "a,b", EnvSlots: "2", EnvWorker: "w9"}), stderr: io.Discard, name: "x"}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan int, 1)
-	go func() {
-		done <- processOf(p, func(_ context.Context, r *Run, in int) (string, error) { return fmt.Sprint(r.Agent, in), nil })(ctx)
-	}()
-	one, two := f.submit("a", "1"), f.submit("b", "2")
-	<-one.wait
-	<-two.wait
-	cancel()
-	if code := <-done; code != 0 || string(one.output) != `"a1"` || string(two.output) != `"b2"` || one.worker != "w9" {
-		t.Errorf("exit %d, outputs %s and %s, worker %s", code, one.output, two.output, one.worker)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake()
+		p := &process{
+			getenv:  env(map[string]string{EnvURL: "http://fake", EnvAgent: "a,b", EnvSlots: "2", EnvWorker: "w9"}),
+			connect: f.connect(t), stderr: io.Discard, name: "x",
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan int, 1)
+		go func() {
+			done <- processOf(p, func(_ context.Context, r *Run, in int) (string, error) { return fmt.Sprint(r.Agent, in), nil })(ctx)
+		}()
+		one, two := f.submit("a", "1"), f.submit("b", "2")
+		<-one.wait
+		<-two.wait
+		cancel()
+		if code := <-done; code != 0 || string(one.output) != `"a1"` || string(two.output) != `"b2"` || one.worker != "w9" {
+			t.Errorf("exit %d, outputs %s and %s, worker %s", code, one.output, two.output, one.worker)
+		}
+	})
 }
 
 func TestDescribeClipsAtARune(t *testing.T) {

@@ -35,7 +35,7 @@ func newReporter(env *environment, url string, log *slog.Logger) (*reporter, err
 	if url == "" {
 		return p, nil
 	}
-	client, err := newClient(url, "")
+	client, err := env.connect(url, "")
 	if err != nil {
 		return nil, err
 	}
@@ -100,11 +100,16 @@ type server struct {
 
 // serve runs the http protocol until ctx ends.
 func (p *process) serve(ctx context.Context, env *environment, log *slog.Logger, h handle) error {
-	// 1. Listen.
 	listener, err := net.Listen("tcp", ":"+strconv.Itoa(env.port))
 	if err != nil {
 		return fmt.Errorf("listen for runs: %w", err)
 	}
+	return p.serveOn(ctx, listener, env, log, h)
+}
+
+// serveOn is serve on a listener, which it closes.
+func (p *process) serveOn(ctx context.Context, listener net.Listener, env *environment, log *slog.Logger, h handle) error {
+	// 1. Serve.
 	life, end := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer end(nil)
 	s := &server{env: env, log: log, handle: h, snapshot: p.sessions(), life: life, running: make(map[string]bool)}
@@ -168,23 +173,32 @@ func (s *server) run(w http.ResponseWriter, req *http.Request) {
 		problem(w, status, code, detail)
 		return
 	}
+	// 3. Do it. The slot is free before the caller knows of the end: it may send the next attempt at once.
+	result, cause, err := s.execute(req.Context(), doc, token)
+	// 4. Tell. A handler that was cut short by the end of the process has not failed.
+	switch {
+	case err != nil:
+		problem(w, http.StatusBadRequest, api.CodeInvalid, err.Error())
+	case result.Err != nil && errors.Is(cause, ErrDraining):
+		problem(w, http.StatusServiceUnavailable, api.CodeUnavailable, "the process is ending: the attempt was handed back")
+	default:
+		writeJSON(w, http.StatusOK, "application/json", result.document())
+	}
+}
+
+// execute runs an attempt in the slot that it entered, and leaves it. cause is why the handler's context had ended, nil
+// if it had not; the error is of the document.
+func (s *server) execute(ctx context.Context, doc *api.Document, token string) (result Result, cause, err error) {
 	defer s.leave(doc.Attempt)
 	reporter, err := s.reporters.to(doc.URL)
 	if err != nil {
-		problem(w, http.StatusBadRequest, api.CodeInvalid, err.Error())
-		return
+		return result, nil, err
 	}
-	// 3. Do it.
-	ctx, cancel := context.WithCancelCause(req.Context())
+	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(s.life, func() { cancel(context.Cause(s.life)) })()
-	result := reporter.execute(ctx, doc, token, s.handle, nil)
-	// 4. Tell. A handler that was cut short by the end of the process has not failed.
-	if result.Err != nil && errors.Is(context.Cause(ctx), ErrDraining) {
-		problem(w, http.StatusServiceUnavailable, api.CodeUnavailable, "the process is ending: the attempt was handed back")
-		return
-	}
-	writeJSON(w, http.StatusOK, "application/json", result.document())
+	result = reporter.execute(ctx, doc, token, s.handle, nil)
+	return result, context.Cause(ctx), nil
 }
 
 // enter takes a slot for an attempt, or says why not.
