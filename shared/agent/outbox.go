@@ -96,7 +96,8 @@ func (o *outbox) start(a *Attempt) {
 	_ = o.put(&entry{report: api.Report{Type: api.ReportStart}, attempt: a, soft: true})
 }
 
-// finish queues an attempt's last report. It is sent until the server takes it or the attempt is surely over.
+// finish queues an attempt's last report. It is sent until the server takes it or the attempt is surely over, and also
+// when nothing that the attempt says counts any more: a successor may be waiting for the news that it has ended.
 func (o *outbox) finish(a *Attempt, r api.Report) error {
 	return o.put(&entry{report: r, attempt: a, last: true})
 }
@@ -105,7 +106,7 @@ func (o *outbox) put(e *entry) error {
 	e.report.Attempt, e.report.Token = e.attempt.Attempt, e.attempt.Token
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if err := e.attempt.gone; err != nil {
+	if err := e.attempt.gone; err != nil && !e.last {
 		return err
 	}
 	if e.attempt.final {
@@ -284,7 +285,7 @@ func (o *outbox) take() []*entry {
 		case e.skip:
 			o.untie(e)
 			continue
-		case a.gone != nil:
+		case a.gone != nil && !e.last:
 			o.untie(e)
 			o.drop(e, a.gone)
 			continue

@@ -25,6 +25,8 @@ type script struct {
 // scene is one attempt. The actor notes "entered:RUN.N:PID" in the file stage when it begins, and "left:RUN.N:PID" when
 // nothing kept it from coming to its end, and in between does what is set, in this order.
 type scene struct {
+	// Spend uses so many dollars.
+	Spend float64 `json:"spend,omitempty"`
 	// Pause waits that long.
 	Pause duration `json:"pause,omitempty"`
 	// Act performs the effect of this name, which is a line with its key in the file effects, and takes that long over it.
@@ -78,6 +80,9 @@ func act(ctx context.Context, r *agent.Run, in script) (played, error) {
 }
 
 func play(ctx context.Context, r *agent.Run, s *scene) error {
+	if s.Spend > 0 {
+		r.Usage(agent.Usage{USD: s.Spend})
+	}
 	if err := wait(ctx, s.Deaf, time.Duration(s.Pause), ""); err != nil {
 		return err
 	}
