@@ -227,6 +227,7 @@ type effect struct {
 	target string
 	n      int
 	reason run.Reason
+	grace  time.Duration // between asking and killing
 }
 
 // set brings the index in line with a record that was just written and reports whether the loop has something to do.
@@ -255,7 +256,7 @@ func (ix *index) set(p *Plane, r *run.Record, purged bool) (turn bool, after eff
 		l := ix.hold(p, r, t)
 		if l.stop == "" && r.Stop != nil {
 			l.stop = r.Stop.Reason
-			after = effect{stop: true, target: l.target, n: l.n, reason: l.stop}
+			after = effect{stop: true, target: l.target, n: l.n, reason: l.stop, grace: r.Due.Sub(r.UpdatedAt) - p.cfg.WorkerLease}
 		}
 	}
 	// 4. When to look again.

@@ -299,7 +299,7 @@ func (p *Plane) follow(id string, e effect) {
 	}
 	rt := p.cfg.Runtimes[t.Runtime]
 	if e.stop {
-		rt.Stop(context.Background(), id, e.n, e.reason, p.cfg.Grace)
+		rt.Stop(context.Background(), id, e.n, e.reason, max(e.grace, 0))
 		return
 	}
 	rt.Ended(id, e.n)

@@ -1,0 +1,270 @@
+package control
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/errand-run/errand/shared/fleet"
+	"github.com/errand-run/errand/shared/run"
+	"github.com/errand-run/errand/shared/runtime"
+	"github.com/errand-run/errand/shared/store"
+	"github.com/errand-run/errand/shared/store/memory"
+)
+
+// executor is a runtime that remembers what it was told.
+type executor struct {
+	mu      sync.Mutex
+	started []runtime.Assignment
+	stopped map[string]time.Duration // by attempt, the grace
+	ended   map[string]bool
+	refuse  error
+}
+
+func (x *executor) Start(_ context.Context, a runtime.Assignment) error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.refuse != nil {
+		return x.refuse
+	}
+	x.started = append(x.started, a)
+	return nil
+}
+
+func (x *executor) Stop(_ context.Context, id string, n int, _ run.Reason, grace time.Duration) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.stopped[runtime.AttemptID(id, n)] = grace
+}
+
+func (x *executor) Ended(id string, n int) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.ended[runtime.AttemptID(id, n)] = true
+}
+
+func (x *executor) Lost(string) bool                           { return false }
+func (x *executor) Forget(string)                              {}
+func (x *executor) Close(context.Context, time.Duration) error { return nil }
+
+// local is a house with a local target of some slots and an executor behind it.
+func localHouse(t *testing.T, slots int, agents ...fleet.Object) (*house, *executor) {
+	t.Helper()
+	x := &executor{stopped: make(map[string]time.Duration), ended: make(map[string]bool)}
+	h := &house{t: t, store: memory.Open(), now: began, runtimes: map[fleet.Runtime]runtime.Runtime{fleet.RuntimeLocal: x}}
+	h.open()
+	target := &fleet.Target{Meta: fleet.Meta{Name: "here"}, Runtime: fleet.RuntimeLocal, Shapes: fleet.Shapes(), Capacity: fleet.Capacity{Runs: slots}}
+	if _, err := h.p.Apply(t.Context(), append(agents, target), ApplyOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	return h, x
+}
+
+func withCommand(a *fleet.Agent) {
+	a.Run = fleet.Run{Command: []string{"agent"}, Protocol: fleet.Stdio}
+}
+
+func TestARefusedStartBacksOffAndSpendsNothing(t *testing.T) {
+	h, x := localHouse(t, 2, agentNamed("echo", withCommand))
+	x.refuse = fmt.Errorf("no such program: %w", runtime.ErrRefused)
+	r := h.submit(Submission{Agent: "echo"})
+	wantState(t, h.get(r.ID), run.Backoff, run.InfrastructureFailure)
+	if got := h.get(r.ID); got.Spent != 0 || got.Returned != 1 {
+		t.Fatalf("spent %d, returned %d", got.Spent, got.Returned)
+	}
+	x.refuse = nil
+	h.pass(5 * time.Second)
+	if len(x.started) != 1 || x.started[0].N != 2 || x.started[0].Token == "" {
+		t.Fatalf("started %+v", x.started)
+	}
+}
+
+func TestACancelReachesTheRuntimeWithItsGrace(t *testing.T) {
+	h, x := localHouse(t, 2, agentNamed("echo", withCommand))
+	r := h.submit(Submission{Agent: "echo"})
+	h.report(runtime.Report{Type: runtime.Started, Run: r.ID, N: 1})
+	if _, err := h.p.Cancel(t.Context(), r.ID, CancelRequest{Grace: 3 * time.Second}); err != nil {
+		t.Fatal(err)
+	}
+	if grace, ok := x.stopped[r.ID+".1"]; !ok || grace != 3*time.Second {
+		t.Fatalf("stopped %v", x.stopped)
+	}
+	h.report(runtime.Report{Type: runtime.Failed, Run: r.ID, N: 1, Class: run.ClassCanceled, Ended: true})
+	wantState(t, h.get(r.ID), run.Canceled, run.CanceledByRequest)
+}
+
+func TestAttemptsOfADeadLocalServerAreGivenBack(t *testing.T) {
+	h, x := localHouse(t, 2, agentNamed("echo", withCommand))
+	r := h.submit(Submission{Agent: "echo"})
+	h.report(runtime.Report{Type: runtime.Started, Run: r.ID, N: 1})
+	h.open() // kill -9
+	got := h.get(r.ID)
+	if got.State != run.Assigned || got.Attempt != 2 || got.Spent != 0 || !got.Attempts[0].Sure {
+		t.Fatalf("run is %s in attempt %d, spent %d, %+v", got.State, got.Attempt, got.Spent, got.Attempts)
+	}
+	if len(x.started) != 2 || x.started[1].N != 2 {
+		t.Fatalf("started %+v", x.started)
+	}
+}
+
+func TestSuspendStopsAnAttemptAndResumeWaitsUntilItIsSurelyDead(t *testing.T) {
+	h, x := localHouse(t, 2, agentNamed("echo", withCommand))
+	r := h.submit(Submission{Agent: "echo"})
+	h.report(runtime.Report{Type: runtime.Started, Run: r.ID, N: 1})
+	if _, err := h.p.Suspend(t.Context(), r.ID, "ann"); err != nil {
+		t.Fatal(err)
+	}
+	wantState(t, h.get(r.ID), run.Suspended, run.SuspendedByRequest)
+	if !x.ended[r.ID+".1"] {
+		t.Fatal("the runtime was not told")
+	}
+	if _, err := h.p.Resume(t.Context(), r.ID, "ann"); err != nil {
+		t.Fatal(err)
+	}
+	h.settle()
+	if got := h.get(r.ID); got.State != run.Held || got.Spent != 0 {
+		t.Fatalf("run is %s, spent %d", got.State, got.Spent)
+	}
+	h.pass(26 * time.Second)
+	wantState(t, h.get(r.ID), run.Assigned, "")
+}
+
+func TestAnEffectThatACrashLeftOpenIsNeverRepeatedBlindly(t *testing.T) { // case F24
+	h, _ := localHouse(t, 2, agentNamed("mailer", withCommand, func(a *fleet.Agent) {
+		a.Effects = fleet.Effects{OnUnknown: fleet.UnknownReconcile, Settle: fleet.Duration(5 * time.Second)}
+	}))
+	r := h.submit(Submission{Agent: "mailer"})
+	h.report(runtime.Report{Type: runtime.Started, Run: r.ID, N: 1})
+	begin := func(n int, nonce, found string) EffectAnswer {
+		t.Helper()
+		a, err := h.p.BeginEffect(t.Context(), EffectBegin{Run: r.ID, N: n, Effect: "mail", RequestHash: "h", Nonce: nonce, Reconciled: found})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return a
+	}
+	if a := begin(1, "a", ""); a.Answer != "proceed" {
+		t.Fatalf("first call: %+v", a)
+	}
+	h.open() // kill -9 between the action and its receipt
+	h.report(runtime.Report{Type: runtime.Started, Run: r.ID, N: 2})
+	if a := begin(2, "b", ""); a.Answer != "wait" || a.Until != run.At(h.now.Add(5*time.Second)) {
+		t.Fatalf("while it may still take effect: %+v", a)
+	}
+	h.pass(6 * time.Second)
+	a := begin(2, "b", "")
+	if a.Answer != "unknown" || a.OnUnknown != "reconcile" {
+		t.Fatalf("afterwards: %+v", a)
+	}
+	if open, _, err := h.p.UnknownReceipts(t.Context(), 10, ""); err != nil || len(open) != 1 || open[0].ID != a.ID {
+		t.Fatalf("unknown receipts: %+v, %v", open, err)
+	}
+	if _, err := h.p.EndEffect(t.Context(), EffectEnd{Run: r.ID, N: 2, Effect: "mail", Value: json.RawMessage(`"sent"`), Reconciled: true}); err != nil {
+		t.Fatal(err)
+	}
+	if a := begin(2, "c", ""); a.Answer != "done" || string(a.Value) != `"sent"` {
+		t.Fatalf("after the hook found it: %+v", a)
+	}
+	if open, _, err := h.p.UnknownReceipts(t.Context(), 10, ""); err != nil || len(open) != 0 {
+		t.Fatalf("unknown receipts: %+v, %v", open, err)
+	}
+}
+
+func TestAPersonResolvesAnUnknownEffectAndTheRetryMeetsIt(t *testing.T) {
+	h, _ := localHouse(t, 2, agentNamed("mailer", withCommand, func(a *fleet.Agent) {
+		a.Effects = fleet.Effects{OnUnknown: fleet.UnknownFail, Settle: fleet.Duration(time.Second)}
+	}))
+	r := h.submit(Submission{Agent: "mailer"})
+	h.report(runtime.Report{Type: runtime.Started, Run: r.ID, N: 1})
+	a, err := h.p.BeginEffect(t.Context(), EffectBegin{Run: r.ID, N: 1, Effect: "mail", RequestHash: "h", Nonce: "a"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.p.Resolve(t.Context(), a.ID, true, nil, "ann"); err == nil {
+		t.Fatal("an effect that may be under way was resolved")
+	}
+	h.report(runtime.Report{Type: runtime.Failed, Run: r.ID, N: 1, Final: true, Ended: true})
+	h.pass(2 * time.Second)
+	if got, err := h.p.Resolve(t.Context(), a.ID, true, json.RawMessage(`"by hand"`), "ann"); err != nil || got.State != run.ReceiptDone || got.ResolvedBy != "ann" {
+		t.Fatalf("resolve: %+v, %v", got, err)
+	}
+	again := await(h, func() *run.Record {
+		x, err := h.p.Retry(t.Context(), r.ID, nil, "ann")
+		if err != nil {
+			t.Error(err)
+		}
+		return x
+	})
+	if again.RetryOf != r.ID || again.ID == r.ID {
+		t.Fatalf("retry made %+v", again.Spec)
+	}
+	h.report(runtime.Report{Type: runtime.Started, Run: again.ID, N: 1})
+	b, err := h.p.BeginEffect(t.Context(), EffectBegin{Run: again.ID, N: 1, Effect: "mail", RequestHash: "h", Nonce: "b"})
+	if err != nil || b.ID != a.ID || b.Answer != "done" || string(b.Value) != `"by hand"` {
+		t.Fatalf("the retry is told %+v, %v", b, err)
+	}
+}
+
+func TestUnschedulableRunsWakeWhenATargetFits(t *testing.T) {
+	h, x := localHouse(t, 2, agentNamed("gpu", withCommand, func(a *fleet.Agent) { a.Needs.Accelerator = "nvidia-l4" }))
+	r := h.submit(Submission{Agent: "gpu"})
+	wantState(t, h.get(r.ID), run.Unschedulable, run.NoEligibleTarget)
+	before := h.get(r.ID).Seq
+	h.pass(6 * time.Minute)
+	if h.get(r.ID).Seq != before {
+		t.Fatal("the same diagnosis was written again")
+	}
+	e, err := h.p.Explain(t.Context(), r.ID, "here")
+	if err != nil || len(e.Candidates) != 1 || len(e.Candidates[0].Refusals) == 0 {
+		t.Fatalf("why not here: %+v, %v", e.Candidates, err)
+	}
+	fit := &fleet.Target{Meta: fleet.Meta{Name: "gpus"}, Runtime: fleet.RuntimeLocal, Shapes: fleet.Shapes(), Accelerator: "nvidia-l4", Capacity: fleet.Capacity{Runs: 1}}
+	if _, err := h.p.Apply(t.Context(), fleetOf(fit), ApplyOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	h.settle()
+	if got := h.get(r.ID); got.State != run.Assigned || got.Target != "gpus" || len(x.started) != 1 {
+		t.Fatalf("run is %s on %q", got.State, got.Target)
+	}
+}
+
+func TestABatchOfReportsIsOneCommit(t *testing.T) {
+	h := newHouse(t, agentNamed("echo"))
+	h.lease("w1", 1, "echo")
+	var reports []runtime.Report
+	for range 5 {
+		r := h.submit(Submission{Agent: "echo"})
+		reports = append(reports,
+			runtime.Report{Type: runtime.Started, Run: r.ID, N: 1, Worker: "w1"},
+			runtime.Report{Type: runtime.Completed, Run: r.ID, N: 1, Worker: "w1"},
+			runtime.Report{Type: runtime.Completed, Run: r.ID, N: 1, Worker: "w1"})
+	}
+	h.lease("w1", 10, "echo")
+	counted := &counting{Store: h.p.store}
+	h.p.store = counted
+	for i, res := range h.p.Report(t.Context(), reports) {
+		if twice := i%3 == 2; twice != errors.Is(res.Err, run.ErrFenced) {
+			t.Errorf("report %d: %v", i, res.Err)
+		}
+	}
+	if counted.commits != 1 || counted.units != 5 {
+		t.Errorf("%d commits of %d units, want 1 of 5", counted.commits, counted.units)
+	}
+	h.settle()
+}
+
+// counting counts commits.
+type counting struct {
+	store.Store
+	commits, units int
+}
+
+func (c *counting) Commit(ctx context.Context, units []store.Unit) []error {
+	c.commits++
+	c.units += len(units)
+	return c.Store.Commit(ctx, units)
+}
