@@ -2,6 +2,7 @@ package server
 
 import (
 	"encoding/json"
+	"net/http/httptest"
 	"net/url"
 	"strings"
 	"testing"
@@ -82,6 +83,11 @@ func TestBeginningARun(t *testing.T) {
 func TestReports(t *testing.T) {
 	until := run.At(time.Date(2026, 2, 1, 0, 0, 0, 0, time.UTC))
 	score := 0.9
+	s := newSite(t)
+	s.plane.grants["good"] = grantOf("run1", 1)
+	s.plane.reportTo = func(runtime.Report) runtime.Result {
+		return runtime.Result{Deadline: instant, Cancel: true, CancelReason: run.DeadlineExceeded}
+	}
 	for name, c := range map[string]struct {
 		path, body string
 		want       runtime.Report
@@ -106,11 +112,7 @@ func TestReports(t *testing.T) {
 			Type: runtime.Logged, Logs: []runtime.LogLine{{N: 1, Stream: "agent", Text: "hello"}, {At: until, N: 1, Stream: "stdout", Text: "x"}}}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := newSite(t)
-			s.plane.grants["good"] = grantOf("run1", 1)
-			s.plane.reportTo = func(runtime.Report) runtime.Result {
-				return runtime.Result{Deadline: instant, Cancel: true, CancelReason: run.DeadlineExceeded}
-			}
+			s.plane.reports = nil
 			r := s.do("POST", "/v1/attempts/run1.1"+c.path, c.body, "Authorization", "Bearer good")
 			if got := string(r.body); got != `{"deadline":"2026-01-01T00:00:00.000Z","cancel":true,"cancelReason":"DeadlineExceeded"}`+"\n" {
 				t.Fatalf("%d %s", r.StatusCode, got)
@@ -204,5 +206,27 @@ func TestEffects(t *testing.T) {
 		"a hook's find that is none": {"POST", "/v1/attempts/run1.1/receipts/mail:a:commit", `{"reconciled":"maybe"}`, auth, 400, api.CodeInvalid, "happened", "body.reconciled"},
 	} {
 		s.refuses(name, b)
+	}
+}
+
+func BenchmarkBatchOfReports(b *testing.B) {
+	f := newFake()
+	f.grants["t"] = grantOf("run1", 1)
+	s, err := New(Options{Plane: f, Loopback: true})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer s.Close()
+	one := `{"type":"complete","attempt":"run1.1","token":"t","output":{"total":12.5,"lines":[1,2,3]},"usage":{"inputTokens":5}}`
+	body := `{"reports":[` + strings.Repeat(one+",", 31) + one + `]}`
+	b.ReportAllocs()
+	for b.Loop() {
+		f.reports, f.contexts = f.reports[:0], f.contexts[:0]
+		r := httptest.NewRequest("POST", "http://localhost/v1/attempts:batch", strings.NewReader(body))
+		r.Header.Set("Content-Type", "application/json")
+		w := httptest.NewRecorder()
+		if s.ServeHTTP(w, r); w.Code != 200 {
+			b.Fatal(w.Body)
+		}
 	}
 }
