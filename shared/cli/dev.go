@@ -55,7 +55,7 @@ func (a *app) devCommand() *cobra.Command {
 		Use:   "dev [-f FILE|FOLDER…]",
 		Short: "Run a whole control plane and its agents on this machine",
 		Long: "dev serves the API on a loopback address, starts agents as local processes, applies the manifests, submits the\n" +
-			"runs of a folder's " + runsFile + " once, and shows what happens. Nothing is lost when it ends, however it ends.",
+			"runs of a folder's " + runsFile + " once, and shows what happens. What is in the data file outlives dev, however it ends.",
 		Example: "  errand dev -f examples/invoices\n  errand dev -f fleet/ --once --data :memory:",
 		Args:    args(0, -1, ""),
 		RunE: func(cmd *cobra.Command, words []string) error {
@@ -321,6 +321,7 @@ func (d *develop) declare(ctx context.Context, c *api.Client, set *manifest.Set)
 		}
 		if len(existing.Items) == 0 {
 			all.Objects = append(all.Objects, localTarget())
+			d.note("no target is declared: made target local, for %d runs at a time", slotsPerCore*runtime.NumCPU())
 		}
 	}
 	if len(all.Objects) == 0 {

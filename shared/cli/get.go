@@ -96,6 +96,7 @@ func (a *app) watchObjects(ctx context.Context, c *api.Client, k kind, names []s
 		if err != nil {
 			return err
 		}
+		stream.Fit(objects)
 		for _, o := range objects {
 			form, err := json.Marshal(o)
 			if err != nil {

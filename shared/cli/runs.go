@@ -128,12 +128,12 @@ func (a *app) runsCommand() *cobra.Command {
 }
 
 func (a *app) listRuns(ctx context.Context, c *api.Client, f api.RunFilter, limit int, watch bool) error {
+	if watch {
+		return a.watchRuns(ctx, c, f, limit)
+	}
 	runs, cut, err := fetchRuns(ctx, c, f, limit)
 	if err != nil {
 		return err
-	}
-	if watch {
-		return a.watchRuns(ctx, c, f, runs)
 	}
 	if cut {
 		defer a.say("the newest %d; --limit shows more", limit)
@@ -179,11 +179,19 @@ const (
 	watchOlder     = 200
 )
 
-// watchRuns prints runs, oldest first, and then each one that appears or changes, for ever.
-func (a *app) watchRuns(ctx context.Context, c *api.Client, f api.RunFilter, first []api.Run) error {
+// watchRuns prints the newest runs, limit of them at most, oldest first, and then each one that appears or changes, for
+// ever.
+func (a *app) watchRuns(ctx context.Context, c *api.Client, f api.RunFilter, limit int) error {
 	w := newRunWatch(a)
-	for page := first; ; {
-		if err := w.show(page); err != nil {
+	for first := true; ; first = false {
+		list, err := c.ListRuns(ctx, f, api.Page{Limit: watchNewest})
+		if err != nil {
+			return fmt.Errorf("watch runs: %w", err)
+		}
+		if first && limit > 0 && len(list.Items) > limit {
+			w.skip(list.Items[limit:])
+		}
+		if err := w.show(list.Items); err != nil {
 			return err
 		}
 		if err := w.showOlder(ctx, c); err != nil {
@@ -192,11 +200,6 @@ func (a *app) watchRuns(ctx context.Context, c *api.Client, f api.RunFilter, fir
 		if err := pause(ctx, watchRunsEvery); err != nil {
 			return err
 		}
-		list, err := c.ListRuns(ctx, f, api.Page{Limit: watchNewest})
-		if err != nil {
-			return fmt.Errorf("watch runs: %w", err)
-		}
-		page = list.Items
 	}
 }
 
@@ -228,48 +231,78 @@ func (a *app) watchNamed(ctx context.Context, c *api.Client, runs []api.Run) err
 // runWatch remembers what was shown.
 type runWatch struct {
 	stream *render.Stream[api.Run]
-	page   map[string]string // etag by id, of the page shown last
-	older  map[string]string // of runs that left the page before they were over
+	page   map[string]shownRun // by id, of the page shown last
+	older  map[string]shownRun // runs that left the page before they were over
+}
+
+type shownRun struct {
+	etag string
+	over bool
 }
 
 func newRunWatch(a *app) *runWatch {
-	return &runWatch{stream: render.NewStream(a.printer(), a.runView()), older: make(map[string]string)}
+	return &runWatch{
+		stream: render.NewStream(a.printer(), a.runView()),
+		page:   make(map[string]shownRun), older: make(map[string]shownRun),
+	}
 }
 
-// show prints what is new in a page, newest first in it, oldest first on the screen.
+// skip takes runs as shown already.
+func (w *runWatch) skip(runs []api.Run) {
+	for _, r := range runs {
+		w.page[r.ID] = shownRun{r.Etag, r.Terminal()}
+	}
+}
+
+// show prints what is new in a page: newest first in it, oldest first on the screen.
 func (w *runWatch) show(page []api.Run) error {
-	now := make(map[string]string, len(page))
+	// 1. What is new.
+	now := make(map[string]shownRun, len(page))
+	var news []api.Run
 	for _, r := range slices.Backward(page) {
-		before := firstOf(w.page[r.ID], w.older[r.ID])
-		if before != r.Etag || before == "" {
-			if err := w.stream.Add(r); err != nil {
-				return err
-			}
+		before, seen := w.page[r.ID]
+		if !seen {
+			before, seen = w.older[r.ID]
+		}
+		if !seen || before.etag != r.Etag {
+			news = append(news, r)
 		}
 		delete(w.older, r.ID)
-		now[r.ID] = r.Etag
+		now[r.ID] = shownRun{r.Etag, r.Terminal()}
 	}
-	for id, etag := range w.page {
-		if _, still := now[id]; !still && len(w.older) < watchOlder {
-			w.older[id] = etag
+	// 2. What left the page and goes on.
+	for id, r := range w.page {
+		if _, still := now[id]; !still && !r.over && len(w.older) < watchOlder {
+			w.older[id] = r
 		}
 	}
 	w.page = now
+	// 3. Show it.
+	w.stream.Fit(news)
+	for _, r := range news {
+		if err := w.stream.Add(r); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
-// showOlder looks at the runs that left the page, and forgets those that are over.
+// showOlder looks at the runs that left the page, and forgets those that are over or gone.
 func (w *runWatch) showOlder(ctx context.Context, c *api.Client) error {
-	for id, etag := range w.older {
+	for id, before := range w.older {
 		r, err := c.Run(ctx, id, 0)
+		if api.HasCode(err, api.CodeNotFound) {
+			delete(w.older, id)
+			continue
+		}
 		if err != nil {
 			return fmt.Errorf("watch run %s: %w", id, err)
 		}
-		if r.Etag != etag {
+		if r.Etag != before.etag {
 			if err := w.stream.Add(*r); err != nil {
 				return err
 			}
-			w.older[id] = r.Etag
+			w.older[id] = shownRun{etag: r.Etag}
 		}
 		if r.Terminal() {
 			delete(w.older, id)

@@ -77,9 +77,7 @@ func List[T any](p Printer, v View[T], items []T) error {
 		return writeJSON(p.W, items, "  ")
 	case Table, Wide:
 		s := NewStream(p, v)
-		for _, item := range items {
-			s.measure(item)
-		}
+		s.Fit(items)
 		for _, item := range items {
 			s.header()
 			s.row(item)
@@ -156,6 +154,13 @@ func (s *Stream[T]) Add(item T) error {
 	s.header()
 	s.row(item)
 	return s.flush()
+}
+
+// Fit widens the columns for items that are about to be added.
+func (s *Stream[T]) Fit(items []T) {
+	for _, item := range items {
+		s.measure(item)
+	}
 }
 
 func (s *Stream[T]) measure(item T) {
