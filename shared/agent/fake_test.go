@@ -37,6 +37,7 @@ type fake struct {
 	attemptFor time.Duration
 	beatEvery  time.Duration
 	settle     time.Duration
+	slow       time.Duration // of batches
 
 	// Faults: calls whose path ends so.
 	down      bool
@@ -390,6 +391,7 @@ func (f *fake) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	case path == "/v1/attempts:batch":
 		var b api.ReportBatch
 		_ = json.Unmarshal(body, &b)
+		time.Sleep(f.slow)
 		f.mu.Lock()
 		out := &api.ReportBatchResult{Drain: f.drain}
 		f.sizes = append(f.sizes, len(b.Reports))

@@ -45,9 +45,28 @@ func TestHostExecutesEveryRunOnceAndReportsStartBeforeEnd(t *testing.T) {
 		if err := stop(); err != nil {
 			t.Errorf("Run: %v", err)
 		}
-		if batches := f.calls["/v1/attempts:batch"]; batches > 100 {
-			t.Errorf("100 runs took %d batches; want start and end of each to travel together", batches)
+	})
+}
+
+func TestStartTravelsWithTheEndThatFollowsAtOnceAndBringsTheNextRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake()
+		f.mu.Lock()
+		for range 4 {
+			f.submitLocked("a", "1")
 		}
+		last := f.submitLocked("a", "1")
+		f.mu.Unlock()
+		stop := f.serveWith(t, HostOptions{Handle: echo})
+		<-last.wait
+		synctest.Wait()
+		if diff := cmp.Diff([]int{2, 2, 2, 2, 2}, f.sizes); diff != "" {
+			t.Errorf("reports in each batch (-want +got):\n%s", diff)
+		}
+		if n := f.calls["/v1/leases"]; n != 2 {
+			t.Errorf("%d requests for runs beside the batches; want the first, and the one that is open now", n)
+		}
+		_ = stop()
 	})
 }
 

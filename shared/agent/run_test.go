@@ -221,8 +221,34 @@ func TestStepsMayRunConcurrently(t *testing.T) {
 				t.Errorf("step %s ran %d times; want %d", name, n, want)
 			}
 		}
-		if len(f.sizes) > 15 {
-			t.Errorf("40 steps took %d batches; want concurrent ones to travel together", len(f.sizes))
+	})
+}
+
+func TestReportsThatPileUpBehindASlowBatchTravelTogether(t *testing.T) {
+	const steps = 20
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake()
+		f.slow = time.Second
+		perform(t, f, `1`, func(ctx context.Context, r *Run, _ int) (int, error) {
+			if _, err := Step(ctx, r, "first", func(context.Context) (int, error) { return 0, nil }); err != nil {
+				return 0, err
+			}
+			var wg sync.WaitGroup
+			for i := range steps {
+				wg.Go(func() {
+					_, err := Step(ctx, r, fmt.Sprint(i), func(ctx context.Context) (int, error) { return i, nap(ctx, time.Duration(i+1)*f.slow/(2*steps)) })
+					if err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			_, err := Step(ctx, r, "second", func(context.Context) (int, error) { return 0, nil })
+			wg.Wait()
+			return 0, err
+		})
+		// The start and the first step, the second step, what piled up meanwhile, and the end.
+		if diff := cmp.Diff([]int{2, 1, steps, 1}, f.sizes); diff != "" {
+			t.Errorf("reports in each batch (-want +got):\n%s", diff)
 		}
 	})
 }
