@@ -477,3 +477,51 @@ func TestASetClockTakesNoLiveWorkersRuns(t *testing.T) { // case F50
 		})
 	}
 }
+
+func TestAResultThatComesAfterTheTimeOutIsRefusedAndEndsTheAttempt(t *testing.T) { // case F16
+	h := newHouse(t, agentNamed("slow", func(a *fleet.Agent) { a.Timeouts.Attempt = fleet.Duration(5 * time.Second) }))
+	r := h.submit(Submission{Agent: "slow"})
+	h.lease("w1", 5, "slow")
+	h.pass(time.Second)
+	h.pass(5 * time.Second)
+	res := h.report(runtime.Report{Type: runtime.Completed, Run: r.ID, N: 1, Output: json.RawMessage(`"late"`)})
+	if !errors.Is(res.Err, run.ErrFenced) {
+		t.Fatalf("the late result gave %v, want fenced", res.Err)
+	}
+	got := h.get(r.ID)
+	wantState(t, got, run.Backoff, run.AttemptTimeout)
+	if a := got.Current(); a.Class != run.ClassTimeout || !a.Sure || !got.Output.Empty() {
+		t.Fatalf("attempt 1 is %+v", a)
+	}
+}
+
+func TestAWorkerGetsNoMoreThanItAsksFor(t *testing.T) {
+	h := newHouse(t, agentNamed("echo"), agentNamed("other"))
+	h.lease("w1", 1, "echo", "other")
+	for range 3 {
+		h.submit(Submission{Agent: "echo"})
+	}
+	h.submit(Submission{Agent: "other"})
+	for i, want := range []int{1, 2, 1} {
+		limit, agents := want, []string{"echo"}
+		if i == 2 {
+			agents = []string{"other", "echo"}
+		}
+		resp, err := h.p.Lease(t.Context(), LeaseRequest{Worker: "w1", Agents: agents, Max: limit, Slots: 10})
+		if err != nil || len(resp.Leases) != want {
+			t.Fatalf("call %d: %d leases, %v, want %d", i+1, len(resp.Leases), err, want)
+		}
+	}
+}
+
+func TestARunThatItsWorkerNeverFetchedGoesBackUnspent(t *testing.T) {
+	h := newHouse(t, agentNamed("echo"))
+	h.lease("w1", 1, "echo")
+	r := h.submit(Submission{Agent: "echo"})
+	wantState(t, h.get(r.ID), run.Assigned, "")
+	h.pass(16 * time.Second) // w1 is gone
+	got := h.get(r.ID)
+	if got.Spent != 0 || got.Returned != 1 || got.Attempts[0].Outcome != run.OutcomeStartFailed {
+		t.Fatalf("run is %s, spent %d, returned %d, %+v", got.State, got.Spent, got.Returned, got.Attempts)
+	}
+}
