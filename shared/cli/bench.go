@@ -47,6 +47,7 @@ func (a *app) benchCommand() *cobra.Command {
 	cmd.Flags().IntVar(&o.Repeat, "repeat", 3, "repetitions of each workload")
 	cmd.Flags().StringSliceVar(&o.Only, "only", nil, "some of "+strings.Join(bench.Names(), ", ")+"; all unless given")
 	cmd.Flags().StringVar(&o.Dir, "dir", "", "folder on the disk to measure; the system's for temporary files unless given")
+	cmd.Flags().StringVar(&o.Profile, "profile", "", "folder for CPU profiles of the server")
 	return cmd
 }
 

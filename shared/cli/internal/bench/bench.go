@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -21,6 +22,8 @@ type Options struct {
 	// Dir is where the data files of the measurement are made and removed; the system's folder for temporary files when
 	// empty. Its disk is what is measured.
 	Dir string
+	// Profile is a folder for CPU profiles of the server, one for each workload and repetition; none when empty.
+	Profile string
 	// Tell takes a line about what is going on. May be nil.
 	Tell func(format string, args ...any)
 }
@@ -127,7 +130,11 @@ func (r *Report) measure(ctx context.Context, o *Options, dir string) error {
 	for n := range o.Repeat {
 		for i, w := range chosen {
 			o.Tell("%s, %d of %d", w.name, n+1, o.Repeat)
-			m, err := start(ctx, dir)
+			profile := ""
+			if o.Profile != "" {
+				profile = filepath.Join(o.Profile, fmt.Sprintf("%s-%d.pprof", w.name, n+1))
+			}
+			m, err := start(ctx, dir, profile)
 			if err != nil {
 				return fmt.Errorf("%s: %w", w.name, err)
 			}

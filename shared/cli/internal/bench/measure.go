@@ -53,14 +53,14 @@ type measurement struct {
 	figures []Figure
 }
 
-// start brings up the server.
-func start(ctx context.Context, parent string) (*measurement, error) {
+// start brings up the server, which writes its profile to a file unless that is "".
+func start(ctx context.Context, parent, profile string) (*measurement, error) {
 	dir, err := os.MkdirTemp(parent, "run-*")
 	if err != nil {
 		return nil, err
 	}
 	m := &measurement{dir: dir}
-	server, w, err := spawn(ctx, "server", dir)
+	server, w, err := spawn(ctx, "server", dir, profile)
 	if err != nil {
 		return nil, err
 	}

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime/pprof"
 	"strconv"
 	"sync/atomic"
 	"syscall"
@@ -37,8 +38,8 @@ type word struct {
 
 // Process is the main of such a process. It ends when its standard input does, and so with the process that measures.
 func Process(ctx context.Context, args []string, in io.Reader, out io.Writer) error {
-	if len(args) == 2 && args[0] == "server" {
-		return serve(ctx, args[1], in, out)
+	if len(args) == 3 && args[0] == "server" {
+		return serve(ctx, args[1], args[2], in, out)
 	}
 	if len(args) == 3 && args[0] == "worker" {
 		slots, err := strconv.Atoi(args[2])
@@ -64,8 +65,20 @@ func converse(in io.Reader, out io.Writer, say func() word) error {
 	return nil
 }
 
-// serve is the server: a store that waits for the disk, no local runtime, no login.
-func serve(ctx context.Context, dir string, in io.Reader, out io.Writer) error {
+// serve is the server: a store that waits for the disk, no local runtime, no login. profile is a file for where its
+// time goes, "" for none.
+func serve(ctx context.Context, dir, profile string, in io.Reader, out io.Writer) error {
+	if profile != "" {
+		f, err := os.Create(profile)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		if err := pprof.StartCPUProfile(f); err != nil {
+			return err
+		}
+		defer pprof.StopCPUProfile()
+	}
 	db, err := sqlite.Open(ctx, filepath.Join(dir, "bench.db"), sqlite.Options{})
 	if err != nil {
 		return err
