@@ -47,7 +47,7 @@ func (p *Plane) stepDeliver(ctx context.Context, assigned []*run.Record) {
 // startOn lets a runtime start an attempt, or make sure that a worker comes to fetch it, without holding up the loop.
 func (p *Plane) startOn(ctx context.Context, rt runtime.Runtime, r *run.Record, agent *fleet.Agent, target *fleet.Target, pulls bool) {
 	p.starts.Add(1)
-	go func() {
+	p.cfg.Go(func() {
 		defer p.starts.Done()
 		p.startCh <- struct{}{}
 		defer func() { <-p.startCh }()
@@ -73,7 +73,7 @@ func (p *Plane) startOn(ctx context.Context, rt runtime.Runtime, r *run.Record, 
 			// Nobody knows whether it began: its start must be confirmed in time, or it counts as lost.
 			p.log.WarnContext(ctx, "start an attempt", "run", r.ID, "attempt", r.Attempt, "error", err)
 		}
-	}()
+	})
 }
 
 // refusedStart is the edit for a start that certainly did not come about.

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
@@ -77,11 +78,21 @@ func (a *arrivals) waiting() int {
 // Submit accepts runs and returns, in order, what became of each when all are durable. A key that the tenant used
 // before gives the earlier run if the request is the same, and a conflict if it is another.
 func (p *Plane) Submit(ctx context.Context, subs []Submission) []Submitted {
-	out := make([]Submitted, len(subs))
+	done := make(chan struct{})
+	out, delay := p.Enter(ctx, subs, func() { close(done) })
+	<-done // the next pass answers every submission, also when the loop ends
+	p.slowDown(ctx, delay)
+	return out
+}
+
+// Enter is Submit without waiting: the outcomes are there when then is called, which may be before Enter returns. delay
+// is how long a submitter should be kept waiting for its answer.
+func (p *Plane) Enter(ctx context.Context, subs []Submission, then func()) (out []Submitted, delay time.Duration) {
+	out = make([]Submitted, len(subs))
 	now := p.now()
 	// 1. Check; what is refused leaves no record.
 	var list []arrival
-	var wait sync.WaitGroup
+	var left atomic.Int64
 	queuedNow := make(map[string]int) // of this call, by tenant
 	for i := range subs {
 		a, err := p.admit(&subs[i], now, queuedNow)
@@ -89,41 +100,42 @@ func (p *Plane) Submit(ctx context.Context, subs []Submission) []Submitted {
 			out[i].Err = err
 			continue
 		}
-		wait.Add(1)
+		delay = max(delay, a.delay)
 		a.done = func(x arrival, err error) {
-			defer wait.Done()
 			out[i] = p.settle(ctx, x, err)
+			if left.Add(-1) == 0 {
+				then()
+			}
 		}
 		list = append(list, a)
 	}
+	left.Store(int64(len(list)))
 	if len(list) == 0 {
-		return out
+		then()
+		return out, delay
 	}
 	// 2. Commit: with the next pass where this process leads.
-	if p.leads() && p.Ready() == nil {
-		if !p.arrive.add(list) {
-			err := &Refusal{Code: CodeOverloaded, Detail: fmt.Sprintf("%d submissions wait to be written", maxArrivals), RetryAfter: time.Second}
-			for _, a := range list {
-				a.done(a, err)
-			}
-			return out
-		}
-		p.wake()
-	} else {
+	p.enter(ctx, list)
+	return out, delay
+}
+
+// enter hands arrivals to the next pass, or commits them where this process does not lead.
+func (p *Plane) enter(ctx context.Context, list []arrival) {
+	switch {
+	case !p.leads() || p.Ready() != nil:
 		p.commitArrivals(ctx, list)
+	case !p.arrive.add(list):
+		err := &Refusal{Code: CodeOverloaded, Detail: fmt.Sprintf("%d submissions wait to be written", maxArrivals), RetryAfter: time.Second}
+		for _, a := range list {
+			a.done(a, err)
+		}
+	default:
+		p.wake()
 	}
-	// 3. Wait: the pass answers every arrival, also when the loop ends.
-	wait.Wait()
-	p.slowDown(ctx, list)
-	return out
 }
 
 // slowDown keeps the answer back where the agent's backpressure asks for it.
-func (p *Plane) slowDown(ctx context.Context, list []arrival) {
-	var delay time.Duration
-	for _, a := range list {
-		delay = max(delay, a.delay)
-	}
+func (p *Plane) slowDown(ctx context.Context, delay time.Duration) {
 	if delay == 0 {
 		return
 	}

@@ -155,7 +155,7 @@ func (p *Plane) takeOver(ctx context.Context, now run.Instant) error {
 			return fmt.Errorf("read live runs: %w", err)
 		}
 		for _, d := range page.Docs {
-			r, err := p.enter(ctx, d)
+			r, err := p.admitStored(ctx, d)
 			if err != nil {
 				return err
 			}
@@ -188,8 +188,8 @@ func (p *Plane) takeOver(ctx context.Context, now run.Instant) error {
 	return nil
 }
 
-// enter puts a stored run into the index.
-func (p *Plane) enter(ctx context.Context, d store.Doc) (*run.Record, error) {
+// admitStored puts a stored run into the index.
+func (p *Plane) admitStored(ctx context.Context, d store.Doc) (*run.Record, error) {
 	r, err := run.DecodeRecord(d.Body)
 	if err != nil {
 		return nil, fmt.Errorf("run %s: %w", d.ID, err)
@@ -266,7 +266,7 @@ func (p *Plane) readDue(ctx context.Context, from, until run.Instant) error {
 				if known := p.records.get(d.ID); known != nil && known.Seq >= d.Version && p.knows(d.ID) {
 					continue
 				}
-				if _, err := p.enter(ctx, d); err != nil {
+				if _, err := p.admitStored(ctx, d); err != nil {
 					return err
 				}
 			}

@@ -183,14 +183,7 @@ func (p *Plane) Retry(ctx context.Context, id string, input json.RawMessage, act
 func (p *Plane) enterArrival(ctx context.Context, a arrival) Submitted {
 	answer := make(chan Submitted, 1)
 	a.done = func(x arrival, err error) { answer <- p.settle(ctx, x, err) }
-	switch {
-	case !p.leads() || p.Ready() != nil:
-		p.commitArrivals(ctx, []arrival{a})
-	case !p.arrive.add([]arrival{a}):
-		return Submitted{Err: &Refusal{Code: CodeOverloaded, Detail: fmt.Sprintf("%d submissions wait to be written", maxArrivals), RetryAfter: time.Second}}
-	default:
-		p.wake()
-	}
+	p.enter(ctx, []arrival{a})
 	return <-answer
 }
 

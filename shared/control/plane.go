@@ -38,6 +38,8 @@ type Config struct {
 	Monotonic func() time.Duration
 	Random    func() uint64
 	Logger    *slog.Logger
+	// Go runs a delivery beside the loop; a goroutine by default. Whoever drives the stages by hand may run it at once.
+	Go func(func())
 	// Runtimes start attempts, by the runtime that a target names. Polled targets need none.
 	Runtimes map[fleet.Runtime]runtime.Runtime
 	// Name is this process in the dispatcher lease and in history.
@@ -79,6 +81,9 @@ func (c *Config) setDefaults() {
 	if c.Monotonic == nil {
 		start := time.Now()
 		c.Monotonic = func() time.Duration { return time.Since(start) }
+	}
+	if c.Go == nil {
+		c.Go = func(f func()) { go f() }
 	}
 	if c.Random == nil {
 		c.Random = randomUint64
