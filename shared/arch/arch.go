@@ -90,9 +90,6 @@ type imported struct {
 // skipped folders hold what nobody wrote: version control, builds, data of a running fleet.
 var skipped = []string{".git", ".errand", "bin", "node_modules"}
 
-// kept is a folder that only keeps requirements in go.mod until the packages that need them are written.
-const kept = "shared/deps"
-
 // maxText is the size up to which a file is looked into; what is larger is data.
 const maxText = 4 << 20
 
@@ -104,7 +101,7 @@ func read(root fs.FS, rules Rules) (*tree, error) {
 		case err != nil:
 			return err
 		case entry.IsDir():
-			if slices.Contains(skipped, entry.Name()) || name == kept {
+			if slices.Contains(skipped, entry.Name()) {
 				return fs.SkipDir
 			}
 			t.there[name] = true

@@ -171,6 +171,11 @@ func TestEachRuleCanFail(t *testing.T) {
 			file: "shared/control/lib.go", text: imports("control", "example.com/assert"),
 			want: []string{"shared/control/lib.go:2: libraries: example.com/assert is for tests"},
 		},
+		"a row for a library that is gone": {
+			remove: "shared/store/sqlite", want: []string{
+				"go.mod: libraries: nobody imports example.com/sql any more", "shared/store/sqlite: unknown package: the table has a row",
+			},
+		},
 		"context in the core": {
 			file: "shared/run/ctx.go", text: imports("run", "context"),
 			want: []string{"shared/run/ctx.go:2: pure: layers 0 to 1 decide over values: context is not among Pure"},

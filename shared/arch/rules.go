@@ -132,6 +132,7 @@ func (c *checker) reachFrom(root, start string) {
 // libraries lets each library in where the table says so.
 func (c *checker) libraries() {
 	prefixes := slices.Sorted(maps.Keys(c.rules.Libraries))
+	used := make(map[string]bool)
 	c.tree.each(func(dir *folder, f *file) {
 		name, _ := shared(dir.path)
 		tests := f.test || c.rules.Packages[name].Suite
@@ -140,6 +141,9 @@ func (c *checker) libraries() {
 				continue
 			}
 			at := slices.IndexFunc(prefixes, func(p string) bool { return within(i.path, p) })
+			if at >= 0 {
+				used[prefixes[at]] = true
+			}
 			switch {
 			case at < 0 && !isStandard(i.path):
 				c.report(f.path, i.line, "libraries",
@@ -155,6 +159,11 @@ func (c *checker) libraries() {
 			}
 		}
 	})
+	for _, p := range prefixes {
+		if !used[p] {
+			c.report("go.mod", 0, "libraries", "nobody imports %s any more: delete its row from shared/arch/table.go", p)
+		}
+	}
 }
 
 // isStandard tells the standard library from the rest: no path outside it begins with an element without a dot.
@@ -268,6 +277,10 @@ var outward = regexp.MustCompile(`(?:\.\./)+shared/`)
 
 // words finds what is about one machine, and paths that lead out of the repository.
 func (c *checker) words() {
+	words := make(map[string]*regexp.Regexp, len(c.rules.Words))
+	for word := range c.rules.Words {
+		words[word] = regexp.MustCompile(word)
+	}
 	for name, text := range c.tree.text {
 		for _, at := range outward.FindAllIndex(text, -1) {
 			if to := path.Join(path.Dir(name), string(text[at[0]:at[1]])); strings.HasPrefix(to, "../") {
@@ -275,7 +288,7 @@ func (c *checker) words() {
 			}
 		}
 		for word, why := range c.rules.Words {
-			if at := regexp.MustCompile(word).FindIndex(text); at != nil {
+			if at := words[word].FindIndex(text); at != nil {
 				c.report(name, 1+bytes.Count(text[:at[1]], []byte("\n")), "words", "%q is %s", text[at[0]:at[1]], why)
 			}
 		}
@@ -286,14 +299,17 @@ var (
 	code     = regexp.MustCompile("(?s)```.*?```|`[^`\n]*`")
 	link     = regexp.MustCompile(`\]\(([^()\s]+)\)`)
 	testName = regexp.MustCompile("`(?:Test|Fuzz)[A-Z][A-Za-z0-9_]*`")
+	testFunc = regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)[A-Z][A-Za-z0-9_]*)\(`)
 )
 
 // docs wants what a document points at to be there: files and folders of the tree, and tests that prove a promise.
 func (c *checker) docs() {
-	var tests [][]byte
+	tests := make(map[string]bool)
 	for name, text := range c.tree.text {
 		if strings.HasSuffix(name, "_test.go") {
-			tests = append(tests, text)
+			for _, f := range testFunc.FindAllSubmatch(text, -1) {
+				tests[string(f[1])] = true
+			}
 		}
 	}
 	for name, text := range c.tree.text {
@@ -320,7 +336,7 @@ func (c *checker) docs() {
 		}
 		for _, at := range testName.FindAllIndex(text, -1) {
 			test := string(text[at[0]+1 : at[1]-1])
-			if !slices.ContainsFunc(tests, func(t []byte) bool { return bytes.Contains(t, []byte("\nfunc "+test+"(")) }) {
+			if !tests[test] {
 				c.report(name, line(text, at[0]), "docs", "there is no test %s", test)
 			}
 		}
