@@ -1,7 +1,6 @@
 package placement
 
 import (
-	"math/bits"
 	"reflect"
 	"slices"
 
@@ -22,9 +21,9 @@ type cache struct {
 	weight  int
 	stale   bool // order or a declaration changed
 
-	load    []int32 // by the Load scorers
-	loadMax []int32 // per block, over open nodes
-	states  [closedKinds]bitset
+	load   []int32  // by the Load scorers
+	rises  []uint64 // per block, how often a node's load score rose or it opened
+	states [closedKinds]bitset
 
 	views  map[*fleet.Agent]*view
 	byName map[string][]*view
@@ -41,12 +40,18 @@ type view struct {
 	feasible bitset
 	refused  []Tally
 	fixed    []int32 // by the Scorers, of feasible nodes
-	fixedMax []int32 // per block
 	own      []int32 // by the Agent scorers
-	ownMax   []int32 // per block
+	bounds   []bound // per block
 
 	full   Decision // that there is no capacity, for tenants that may use all feasible nodes
 	fullAt uint64   // World.stamp when it was made; 0 for never
+}
+
+// bound is the best score among the open and feasible nodes of a block when they were last looked at. Scores that fell
+// since leave it an upper bound; it is void once a score rose.
+type bound struct {
+	score int32
+	rises uint64 // cache.rises then; never for void
 }
 
 // mask is what holds for one tenant, whichever agent runs.
@@ -81,16 +86,13 @@ func (c *cache) serve(p *Profile, w *World) {
 	}
 	c.stale = false
 	n := len(w.order)
-	c.load, c.loadMax = resize(c.load, n), resize(c.loadMax, blocks(n))
+	c.load, c.rises = resize(c.load, n), resize(c.rises, blocks(n))
 	for k := range c.states {
 		c.states[k] = c.states[k].empty(n)
 	}
 	for i, node := range w.order {
 		c.load[i] = total(p.Load, w, nil, node)
 		c.states[node.closed()].set(i, true)
-	}
-	for b := range c.loadMax {
-		c.bound(b)
 	}
 }
 
@@ -105,41 +107,37 @@ func (c *cache) touch(w *World, n *Node, agent string) {
 		return
 	}
 	i, b := n.at, n.at/block
-	c.load[i] = total(c.profile.Load, w, nil, n)
+	was := c.load[i]
+	if c.load[i] = total(c.profile.Load, w, nil, n); c.load[i] > was {
+		c.rises[b]++
+	}
 	c.reopen(n)
 	for _, v := range c.byName[agent] {
 		if v.fleet != w.gen.Fleet {
 			continue // it will be brought up to date as a whole
 		}
 		was := v.own[i]
-		v.own[i] = total(c.profile.Agent, w, &v.request, n)
-		switch {
-		case v.own[i] > v.ownMax[b]:
-			v.ownMax[b] = v.own[i]
-		case was == v.ownMax[b] && v.own[i] < was:
-			v.ownMax[b] = slices.Max(v.own[b*block : min(b*block+block, len(v.own))])
+		if v.own[i] = total(c.profile.Agent, w, &v.request, n); v.own[i] > was {
+			v.bounds[b].rises = never
 		}
 	}
 }
 
-// reopen follows a change of whether the node takes anything, or of its load.
+// reopen follows a change of whether the node takes anything.
 func (c *cache) reopen(n *Node) {
 	if c.stale || c.profile == nil || n.at < 0 {
 		return
 	}
+	state := n.closed()
+	if c.states[state].has(n.at) {
+		return
+	}
 	for k := range c.states {
-		c.states[k].set(n.at, false)
+		c.states[k].set(n.at, closed(k) == state)
 	}
-	c.states[n.closed()].set(n.at, true)
-	c.bound(n.at / block)
-}
-
-func (c *cache) bound(b int) {
-	best := int32(0)
-	for m := c.states[open][b]; m != 0; m &= m - 1 {
-		best = max(best, c.load[b*block+bits.TrailingZeros64(m)])
+	if state == open {
+		c.rises[n.at/block]++
 	}
-	c.loadMax[b] = best
 }
 
 // view returns what holds for the request's agent, up to date.
@@ -212,11 +210,10 @@ func (v *view) sync(p *Profile, w *World) {
 		}
 	}
 	v.refused = count.list(nil)
-	// 3. Bounds.
-	v.fixedMax, v.ownMax = resize(v.fixedMax, len(v.feasible)), resize(v.ownMax, len(v.feasible))
-	for b := range v.feasible {
-		from, to := b*block, min(b*block+block, len(w.order))
-		v.fixedMax[b], v.ownMax[b] = slices.Max(v.fixed[from:to]), slices.Max(v.own[from:to])
+	// 3. Bounds are found when they are looked for.
+	v.bounds = resize(v.bounds, len(v.feasible))
+	for b := range v.bounds {
+		v.bounds[b].rises = never
 	}
 	v.fleet = w.gen.Fleet
 }

@@ -25,13 +25,16 @@ func (p *Profile) Place(w *World, r *Request) Decision {
 	for b, feasible := range v.feasible {
 		feasible &= m.feasible[b]
 		fit += bits.OnesCount64(feasible)
-		among := feasible & c.states[open][b]
-		if among == 0 || !best.admits(v.fixedMax[b]+v.ownMax[b]+c.loadMax[b]) {
+		known := &v.bounds[b]
+		if feasible&c.states[open][b] == 0 || known.rises == c.rises[b] && !best.admits(known.score) {
 			continue
 		}
-		for ; among != 0; among &= among - 1 {
+		*known = bound{rises: c.rises[b]}
+		for among := v.feasible[b] & c.states[open][b]; among != 0; among &= among - 1 {
 			i := b*block + bits.TrailingZeros64(among)
-			if score := v.fixed[i] + v.own[i] + c.load[i]; best.admits(score) && p.hasRoom(w, r, w.order[i], use) {
+			score := v.fixed[i] + v.own[i] + c.load[i]
+			known.score = max(known.score, score)
+			if best.admits(score) && feasible>>(i%block)&1 == 1 && p.hasRoom(w, r, w.order[i], use) {
 				best.add(score, i)
 			}
 		}
