@@ -316,7 +316,7 @@ func (p *Plane) story(rec *run.Record, e *Explanation, d placement.Diagnosis, ag
 	if rec.Reason != "" {
 		s[0] = strings.TrimSuffix(s[0], ".") + fmt.Sprintf(" (%s).", rec.Reason)
 	}
-	if rec.Message != "" {
+	if rec.Message != "" && rec.State != run.Unschedulable {
 		s = append(s, rec.Message)
 	}
 	switch {

@@ -268,3 +268,35 @@ func (c *counting) Commit(ctx context.Context, units []store.Unit) []error {
 	c.units += len(units)
 	return c.Store.Commit(ctx, units)
 }
+
+func TestRunsThatFindNoPlaceInTheQueuesMemoryAreReadAgainFromTheStore(t *testing.T) {
+	h := &house{t: t, store: memory.Open(), now: began, maxQueue: 4}
+	h.open()
+	if _, err := h.p.Apply(t.Context(), fleetOf(agentNamed("echo")), ApplyOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.p.PauseAgent(t.Context(), "echo", true, "test"); err != nil {
+		t.Fatal(err)
+	}
+	h.lease("w1", 1, "echo")
+	left := make(map[string]bool)
+	for range 30 {
+		left[h.submit(Submission{Agent: "echo"}).ID] = true
+	}
+	if n := h.p.ix.queue.Len(); n != 4 {
+		t.Fatalf("the queue holds %d, want 4", n)
+	}
+	if err := h.p.PauseAgent(t.Context(), "echo", false, "test"); err != nil {
+		t.Fatal(err)
+	}
+	for turn := 0; len(left) > 0; turn++ {
+		if turn == 60 {
+			t.Fatalf("%d runs never came back into the queue", len(left))
+		}
+		h.settle()
+		for _, l := range h.lease("w1", 10, "echo") {
+			h.report(runtime.Report{Type: runtime.Completed, Run: l.Run, N: l.N})
+			delete(left, l.Run)
+		}
+	}
+}

@@ -26,6 +26,7 @@ type house struct {
 	rolls uint64
 
 	runtimes map[fleet.Runtime]runtime.Runtime
+	maxQueue int
 }
 
 var began = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
@@ -46,7 +47,7 @@ func newHouse(t *testing.T, objects ...fleet.Object) *house {
 func (h *house) open() {
 	h.t.Helper()
 	p, err := New(Config{
-		Store: h.store, Runtimes: h.runtimes,
+		Store: h.store, Runtimes: h.runtimes, MaxQueue: h.maxQueue,
 		Clock: func() time.Time { h.mu.Lock(); defer h.mu.Unlock(); return h.now },
 		Monotonic: func() time.Duration {
 			h.mu.Lock()

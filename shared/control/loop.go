@@ -86,8 +86,13 @@ func (p *Plane) Step(ctx context.Context, now run.Instant) (more bool) {
 	// 4. Delivery.
 	p.stepDeliver(ctx, assigned)
 	p.stepShares(ctx, now)
-	return more || again || p.arrive.waiting() > 0
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return more || again || p.ix.roomForBacklog() || p.arrive.waiting() > 0
 }
+
+// roomForBacklog reports whether queued runs that are in the store only can come into memory.
+func (ix *index) roomForBacklog() bool { return ix.backlog && ix.queue.Len() <= ix.cfg.MaxQueue/2 }
 
 // untilNext is how long nothing is due.
 func (p *Plane) untilNext() time.Duration {
@@ -289,6 +294,10 @@ func (p *Plane) knows(id string) bool {
 func (p *Plane) stepHorizon(ctx context.Context, now run.Instant) {
 	p.mu.Lock()
 	from := p.ix.horizon
+	if p.ix.roomForBacklog() {
+		// There is room again for queued runs that wait in the store: they are due since they were queued.
+		p.ix.backlog, from = false, 0
+	}
 	p.mu.Unlock()
 	if from != 0 && from.Sub(now) > horizon/2 {
 		return
@@ -296,7 +305,7 @@ func (p *Plane) stepHorizon(ctx context.Context, now run.Instant) {
 	if err := p.readDue(ctx, from, now.Add(horizon)); err != nil {
 		p.log.WarnContext(ctx, "read what is due next", "error", err)
 		p.mu.Lock()
-		p.ix.horizon = from
+		p.ix.horizon, p.ix.backlog = max(from, now), p.ix.backlog || from == 0
 		p.mu.Unlock()
 	}
 }
