@@ -23,6 +23,9 @@ import (
 // patientKey wakes the loop when the patience after a takeover is over.
 const patientKey = "patience"
 
+// backlogKey wakes the loop to try again to read queued runs that are in the store only.
+const backlogKey = "backlog"
+
 const (
 	sharesID    = "shares"
 	sharesEvery = 5 * time.Second
@@ -305,7 +308,10 @@ func (p *Plane) stepHorizon(ctx context.Context, now run.Instant) {
 	if err := p.readDue(ctx, from, now.Add(horizon)); err != nil {
 		p.log.WarnContext(ctx, "read what is due next", "error", err)
 		p.mu.Lock()
-		p.ix.horizon, p.ix.backlog = max(from, now), p.ix.backlog || from == 0
+		p.ix.horizon = max(from, now)
+		if from == 0 {
+			p.ix.timers.set(backlogKey, now.Add(time.Second))
+		}
 		p.mu.Unlock()
 	}
 }

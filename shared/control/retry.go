@@ -228,7 +228,11 @@ func (p *Plane) stepDue(ctx context.Context, now run.Instant) (more bool) {
 	keys := p.ix.timers.due(now, maxPass)
 	var edits []edit
 	for _, key := range keys {
-		if key == patientKey {
+		switch key {
+		case patientKey:
+			continue
+		case backlogKey:
+			p.ix.backlog = true
 			continue
 		}
 		edits = append(edits, p.due(key))
