@@ -457,6 +457,47 @@ func TestCachesAreBounded(t *testing.T) {
 	}
 }
 
+// What was known about the last of many equal nodes is forgotten when it becomes the best.
+func TestANodeThatBecomesTheBestIsFound(t *testing.T) {
+	tests := map[string]struct{ before, after func(*World, *Node) }{
+		"it becomes warm": {
+			before: func(*World, *Node) {},
+			after:  func(w *World, n *Node) { w.Assume(n.Name(), testRequest("1", testAgent()), 0) },
+		},
+		"its reservation ends": {
+			before: func(w *World, n *Node) {
+				n.heat("extract") // which makes it the best
+				w.reserve(n, &reservation{run: "B", use: Usage{Slots: 2}, node: n})
+			},
+			after: func(w *World, _ *Node) { w.Unreserve("B") },
+		},
+		"its runs end": {
+			before: func(w *World, n *Node) {
+				w.Assume(n.Name(), testRequest("1", testAgent()), 0)
+				w.Assume(n.Name(), testRequest("2", big(3)), 0)
+			},
+			after: func(w *World, _ *Node) { w.Release("2") },
+		},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			w, p := NewWorld(), Default()
+			for i := range 70 {
+				w.SetNode(Node{Target: testTarget(fmt.Sprintf("t%02d", i))})
+			}
+			last, _ := w.Node("t69")
+			tt.before(w, last)
+			if d := p.Place(w, testRequest("r", testAgent())); d.Node == "t69" {
+				t.Fatal("it is the best before")
+			}
+			tt.after(w, last)
+			if d := p.Place(w, testRequest("r", testAgent())); d.Node != "t69" {
+				t.Errorf("chosen %s, best %v", d.Node, d.Best())
+			}
+		})
+	}
+}
+
 // Bounds over blocks never hide the best node, however runs come and go on many nodes.
 func TestPlaceFindsTheBestOfManyNodes(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
@@ -483,6 +524,14 @@ func TestPlaceFindsTheBestOfManyNodes(t *testing.T) {
 			if rapid.IntRange(0, 3).Draw(t, "declare") == 0 {
 				w.SetNode(Node{Target: testTarget("t000")}) // all bounds are made anew
 				p.Saturated(w)
+			}
+			if rapid.IntRange(0, 3).Draw(t, "reserve") == 0 {
+				id := fmt.Sprint("reserver", rapid.IntRange(0, 3).Draw(t, "reserver"))
+				p.Reserve(w, testRequest(id, agents[0]))
+				p.Place(w, testRequest("r", agents[0])) // the node counts as closed
+				if rapid.Bool().Draw(t, "give up") {
+					w.Unreserve(id)
+				}
 			}
 			from := rapid.IntRange(0, next).Draw(t, "from")
 			for i := range rapid.SampledFrom([]int{0, 1, 10, 200}).Draw(t, "go") {
