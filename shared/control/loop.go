@@ -84,7 +84,7 @@ func (p *Plane) Step(ctx context.Context, now run.Instant) (more bool) {
 	p.stepConfirm(ctx, now)
 	p.reread(ctx)
 	// 3. Arrivals, queue and placement, bound in one commit.
-	bindings, again := p.stepPlace(ctx, now)
+	bindings, now, again := p.stepPlace(ctx, now)
 	assigned := p.stepBind(ctx, bindings, now)
 	// 4. Delivery.
 	p.stepDeliver(ctx, assigned)

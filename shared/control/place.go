@@ -26,12 +26,14 @@ type binding struct {
 	locked   bool // the run's key is held
 }
 
-// stepPlace makes one pass. more says that it stopped at its limit.
-func (p *Plane) stepPlace(ctx context.Context, now run.Instant) (bindings []binding, more bool) {
+// stepPlace makes one pass. It returns the instant of its decisions, which is not before the end of any run whose slot
+// it gives away, and whether it stopped at its limit.
+func (p *Plane) stepPlace(ctx context.Context, now run.Instant) (bindings []binding, at run.Instant, more bool) {
 	arrived := p.arrive.take(maxPass)
 	p.unpark(ctx)
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	now = max(now, p.now())
 	ix := p.ix
 	// 1. Arrivals enter the fair queue like everyone else; those with a time to come are only written.
 	fresh := make(map[string]*arrival, len(arrived))
@@ -74,7 +76,7 @@ func (p *Plane) stepPlace(ctx context.Context, now run.Instant) (bindings []bind
 		e, _ := ix.queue.Get(id)
 		bindings = append(bindings, binding{id: id, entry: e, arrival: a})
 	}
-	return bindings, more
+	return bindings, now, more
 }
 
 // placeOne decides about the entry at the head and reports whether something is to be written. A head that cannot be

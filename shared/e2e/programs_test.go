@@ -40,6 +40,8 @@ type scene struct {
 	Deaf bool `json:"deaf,omitempty"`
 	// Await parks until the signal of this name comes.
 	Await string `json:"await,omitempty"`
+	// Crash ends the process.
+	Crash bool `json:"crash,omitempty"`
 	// Fail ends with this code; Retry lets the run go on after it, after After if that is set.
 	Fail  string   `json:"fail,omitempty"`
 	Retry bool     `json:"retry,omitempty"`
@@ -92,6 +94,9 @@ func play(ctx context.Context, r *agent.Run, s *scene) error {
 		}
 	}
 	for end := time.Now().Add(time.Duration(s.Chat)); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+		if ctx.Err() != nil && !s.Deaf {
+			return context.Cause(ctx)
+		}
 		r.Progress(0.5, "talking")
 	}
 	if s.Gate != "" {
@@ -105,6 +110,8 @@ func play(ctx context.Context, r *agent.Run, s *scene) error {
 		}
 	}
 	switch {
+	case s.Crash:
+		os.Exit(3)
 	case s.Fail != "" && s.Retry:
 		return &agent.Error{Code: s.Fail, After: time.Duration(s.After), Err: errors.New("the script says so")}
 	case s.Fail != "":
