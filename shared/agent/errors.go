@@ -125,7 +125,7 @@ func describe(err, cause error) *api.AgentError {
 	out := &api.AgentError{Message: clip(err.Error(), api.MaxMessage)}
 	var typed *Error
 	if errors.As(err, &typed) {
-		if err == error(typed) && typed.Err != nil {
+		if err == error(typed) && typed.Err != nil { //nolint:errorlint // itself, not what it wraps
 			out.Message = clip(typed.Err.Error(), api.MaxMessage) // the code has its own field
 		}
 		out.Class, out.Code = typed.Class, typed.Code

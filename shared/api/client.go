@@ -185,7 +185,7 @@ func (c *Client) try(ctx context.Context, k *call, body []byte) (int, error) {
 	if err != nil {
 		return 0, fmt.Errorf("%s %s: %w", k.method, k.path, err)
 	}
-	resp, err := c.http.Do(req)
+	resp, err := c.http.Do(req) //nolint:bodyclose // drain closes it
 	if err != nil {
 		return 0, c.unreachable(ctx, k, err)
 	}

@@ -34,7 +34,6 @@ type app struct {
 	now      func() time.Time
 
 	server, token, tenant, output string
-	timeout                       time.Duration
 
 	format render.Format
 }

@@ -94,7 +94,7 @@ func (a *app) when(flag, text string, direction time.Duration) (*api.Time, error
 	if err != nil || d < 0 {
 		return nil, usagef("%s %q: want a time such as 2026-01-31T12:00:00Z or a length of time such as 90m", flag, render.Clean(text))
 	}
-	return &api.Time{Time: a.now().Add(direction * d).UTC()}, nil
+	return &api.Time{Time: a.now().Add(direction * d).UTC()}, nil //nolint:durationcheck // direction is 1 or -1
 }
 
 func (a *app) runsCommand() *cobra.Command {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -395,6 +394,3 @@ func (p *Plane) states() map[run.State]int {
 	}
 	return n
 }
-
-// names lists agents or tenants that have runs now.
-func (t tallies) names() []string { return slices.Sorted(maps.Keys(t)) }

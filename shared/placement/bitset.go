@@ -1,7 +1,5 @@
 package placement
 
-import "math/bits"
-
 // block is how many neighbouring nodes share an upper bound of their scores: the bits of a word.
 const block = 64
 
@@ -53,14 +51,6 @@ func (s bitset) remove(i, n int) bitset {
 		s[b+1] >>= 1
 	}
 	return s[:blocks(n-1)]
-}
-
-func (s bitset) count() int {
-	n := 0
-	for _, word := range s {
-		n += bits.OnesCount64(word)
-	}
-	return n
 }
 
 // resize returns a slice of length n, of list's memory if it is enough. Its elements are undefined.

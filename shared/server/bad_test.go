@@ -27,7 +27,7 @@ type bad struct {
 
 func (s *site) refuses(name string, b bad) {
 	s.t.Run(name, func(t *testing.T) {
-		p := (reply)(s.do(b.method, b.path, b.body, b.headers...)).problem(t)
+		p := s.do(b.method, b.path, b.body, b.headers...).problem(t)
 		if p.Status != b.status || p.Code() != b.code {
 			t.Errorf("status %d %s, want %d %s: %s", p.Status, p.Code(), b.status, b.code, p.Detail)
 		}

@@ -345,7 +345,7 @@ func TestFleet(t *testing.T) {
 		}
 	})
 	t.Run("an error in a manifest is located by line and column", func(t *testing.T) {
-		p := (reply)(s.do("POST", "/v1/apply", "apiVersion: errand.dev/v1\nkind: Tenant\nmetadata: {name: acme}\nspec: {wieght: 2}\n", "Content-Type", "application/yaml")).problem(t)
+		p := s.do("POST", "/v1/apply", "apiVersion: errand.dev/v1\nkind: Tenant\nmetadata: {name: acme}\nspec: {wieght: 2}\n", "Content-Type", "application/yaml").problem(t)
 		if p.Status != 400 || !strings.HasPrefix(p.Errors[0].Location, "body:4:8: spec.wieght") {
 			t.Errorf("problem %+v", p)
 		}

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"math"
@@ -81,8 +82,8 @@ func scan(data []byte, s *shape) (faults []api.Fault, err error) {
 // fail ends the scan; scan recovers it.
 func (sc *scanner) fail(format string, args ...any) {
 	before := sc.data[:min(sc.at, len(sc.data))]
-	line := 1 + strings.Count(string(before), "\n")
-	column := 1 + utf8.RuneCount(before[1+strings.LastIndexByte(string(before), '\n'):])
+	line := 1 + bytes.Count(before, []byte("\n"))
+	column := 1 + utf8.RuneCount(before[1+bytes.LastIndexByte(before, '\n'):])
 	panic(&syntaxError{line, column, fmt.Sprintf(format, args...)})
 }
 

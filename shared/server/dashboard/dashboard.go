@@ -123,7 +123,7 @@ var pages = func() map[string]*template.Template {
 // Render returns a page: of an Overview, a Run, a Docs or a Failure. A page is rendered as a whole or not at all.
 func Render(data any) ([]byte, error) {
 	// Pointers, so that templates reach methods of pointers.
-	name := ""
+	var name string
 	switch d := data.(type) {
 	case Overview:
 		name, data = "overview", &d

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"mime"
@@ -22,7 +23,7 @@ import (
 func CheckJSON(data []byte) error {
 	var v json.RawMessage
 	err := json.Unmarshal(data, &v)
-	if syntax, ok := err.(*json.SyntaxError); ok {
+	if syntax := new(json.SyntaxError); errors.As(err, &syntax) {
 		return fmt.Errorf("byte %d: %w", syntax.Offset, err)
 	}
 	return err
