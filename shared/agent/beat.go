@@ -12,13 +12,18 @@ import (
 	"github.com/errand-run/errand/shared/api"
 )
 
-// beat sends the worker's sign of life until ctx is done.
+// beat sends the worker's sign of life until ctx is done. One that fails is soon sent again: the server may have been
+// started anew, and learns from it what the worker holds.
 func (h *Host) beat(ctx context.Context) {
+	var again backoff
 	for {
 		h.mu.Lock()
-		every := h.beatEvery
+		pause := h.beatEvery
 		h.mu.Unlock()
-		t := time.NewTimer(every)
+		if again.failures > 0 {
+			pause = min(pause, time.Until(again.until))
+		}
+		t := time.NewTimer(pause)
 		select {
 		case <-ctx.Done():
 			t.Stop()
@@ -27,7 +32,13 @@ func (h *Host) beat(ctx context.Context) {
 			t.Stop()
 		case <-t.C:
 		}
-		h.sendBeat(ctx, nil)
+		var p *api.Problem
+		switch err := h.sendBeat(ctx, nil); {
+		case err == nil, errors.As(err, &p) && !passing(p):
+			again = backoff{}
+		default:
+			again.failed(time.Now(), err)
+		}
 	}
 }
 
@@ -39,42 +50,46 @@ func (h *Host) kickBeat() {
 }
 
 // sendBeat tells the server what the worker holds, and applies what it says.
-func (h *Host) sendBeat(ctx context.Context, sessions map[string]json.RawMessage) {
+func (h *Host) sendBeat(ctx context.Context, sessions map[string]json.RawMessage) error {
 	// 1. Tell.
 	h.mu.Lock()
 	b := api.WorkerBeat{
 		Target: h.o.Target, Agents: h.o.Agents, Slots: h.o.Slots, Draining: h.draining, Sessions: sessions,
 		Attempts: make([]string, 0, len(h.attempts)),
 	}
-	for id := range h.attempts {
+	held := make([]*Attempt, 0, len(h.attempts))
+	for id, a := range h.attempts {
 		b.Attempts = append(b.Attempts, id)
+		held = append(held, a)
 	}
 	h.mu.Unlock()
 	slices.Sort(b.Attempts)
-	ctx, cancel := context.WithTimeout(ctx, beatPatience)
+	beatCtx, cancel := context.WithTimeout(ctx, beatPatience)
 	defer cancel()
-	standing, err := h.client.Beat(ctx, h.o.Worker, b)
+	standing, err := h.client.Beat(beatCtx, h.o.Worker, b)
+	if beatCtx.Err() != nil && ctx.Err() == nil && err != nil {
+		err = fmt.Errorf("%w: no answer within %s: %w", api.ErrUnreachable, beatPatience, err)
+	}
 	h.heard(err)
 	if err != nil {
 		if sessions != nil {
 			h.o.Log.Error("snapshots of sessions could not be saved", "sessions", len(sessions), "error", err)
 		}
-		return
+		return err
 	}
-	// 2. Whatever was named and is missing in the answer is no longer ours.
+	// 2. Whatever was named and is missing in the answer is no longer ours. What came meanwhile was not named.
 	stand := make(map[string]*api.AttemptStanding, len(standing.Attempts))
 	for i := range standing.Attempts {
 		stand[standing.Attempts[i].ID] = &standing.Attempts[i]
 	}
-	for _, id := range b.Attempts {
+	for _, a := range held {
 		h.mu.Lock()
-		a := h.attempts[id]
-		over := a == nil || a.ended
+		over := a.ended
 		h.mu.Unlock()
 		if over {
 			continue // its end is told elsewhere
 		}
-		switch s := stand[id]; {
+		switch s := stand[a.Attempt]; {
 		case s == nil:
 			h.box.lost(a, ErrFenced)
 		case s.Cancel:
@@ -88,6 +103,7 @@ func (h *Host) sendBeat(ctx context.Context, sessions map[string]json.RawMessage
 		close(h.drain)
 	}
 	h.mu.Unlock()
+	return nil
 }
 
 // snapshot collects the sessions' states, within bounds. A failure loses nothing that a turn has saved.
@@ -97,36 +113,63 @@ func (h *Host) snapshot(ctx context.Context) map[string]json.RawMessage {
 	}
 	ctx, cancel := context.WithTimeout(ctx, snapshotTime)
 	defer cancel()
-	sessions, err := h.o.Snapshot(ctx)
+	var sessions map[string]json.RawMessage
+	var err error
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		sessions, err = h.o.Snapshot(ctx)
+	}()
+	select {
+	case <-done:
+	case <-time.After(snapshotTime + snapshotSlack):
+		h.o.Log.Error("snapshot of sessions did not heed the end of its time", "time", snapshotTime)
+		return nil
+	}
 	if err != nil {
 		h.o.Log.Error("snapshot of sessions failed", "error", err)
 	}
 	return sessions
 }
 
-// heard notes whether the server answers, says so in the log where that changes, and after an outage makes up for it.
-func (h *Host) heard(err error) {
+// heard notes whether the server answers, says so in the log where that changes, and after an outage ends all waits for
+// it. It reports whether the server is back: then a heartbeat must follow at once, for a server that was started anew
+// does not know what is held here.
+func (h *Host) heard(err error) (back bool) {
 	var p *api.Problem
-	failed := errors.Is(err, api.ErrUnreachable) || errors.As(err, &p) && passing(p)
-	if err != nil && !failed && p == nil {
-		return // cut short by ourselves
+	answered := err == nil || errors.As(err, &p)
+	switch {
+	case !answered && !errors.Is(err, api.ErrUnreachable):
+		return false // cut short by ourselves
+	case p != nil && busy(p):
+		return false // it is there, and asks for less
 	}
+	failed := !answered || p != nil && passing(p)
+	now := time.Now()
 	h.mu.Lock()
-	before := h.away
+	gone := failed && !h.away
+	back = !failed && h.away
 	h.away = failed
-	if before && !failed {
+	// A server that comes and goes refuses some calls and takes others: the waits that it asked for hold.
+	over := back && now.Sub(h.backAt) > steady
+	if back {
+		h.backAt = now
+	}
+	if over {
 		h.retry = backoff{}
 	}
 	h.mu.Unlock()
 	switch {
-	case failed && !before:
+	case gone:
 		h.o.Log.Warn("server is away: handlers go on, results are kept", "worker", h.o.Worker, "error", err)
-	case before && !failed:
+	case back:
 		h.o.Log.Info("server is back", "worker", h.o.Worker)
+	}
+	if over {
 		h.box.reachable()
-		h.kickBeat()
 		h.kick()
 	}
+	return back
 }
 
 // pace spaces the next request for runs from one that failed, or was answered with nothing too quickly. It returns an

@@ -48,7 +48,9 @@ func (o *outbox) send(ctx context.Context, batch []*entry) {
 	for _, e := range ended {
 		o.host.settled(e.attempt)
 	}
-	o.host.heard(err)
+	if o.host.heard(err) {
+		o.host.kickBeat()
+	}
 	if body.Lease == nil {
 		return
 	}
@@ -138,6 +140,11 @@ func passing(p *api.Problem) bool {
 		return true
 	}
 	return p.Status >= 500 || p.Status == http.StatusTooManyRequests || p.Status == http.StatusRequestTimeout
+}
+
+// busy reports whether a problem says that there is too much to do, by a server that is there.
+func busy(p *api.Problem) bool {
+	return p.Status == http.StatusTooManyRequests || p.Code() == api.CodeOverloaded
 }
 
 // refuse deals with a report that the server will not take. An end is turned into a failure that says so, once, and is

@@ -38,13 +38,17 @@ type fake struct {
 	beatEvery  time.Duration
 	settle     time.Duration
 	slow       time.Duration // of batches
+	beatLag    time.Duration // from when a heartbeat's answer is formed until it arrives
 
 	// Faults: calls whose path ends so.
 	down      bool
-	loseAfter map[string]int // the call is served, its answer lost
+	loseAfter map[string]int          // the call is served, its answer lost
+	fail      map[string]*api.Problem // the call is answered with this as a whole
+	again     []*fakeRun              // offered once more, whatever became of them
 
-	calls map[string]int // by path
-	sizes []int          // reports in each batch
+	calls  map[string]int // by path
+	sizes  []int          // reports in each batch
+	begins []api.ReceiptBegin
 }
 
 type fakeRun struct {
@@ -74,6 +78,7 @@ type fakeReceipt struct {
 	api.Receipt
 	nonce string
 	until time.Time
+	asked []string // nonces of calls that were told "unknown"
 }
 
 type fakeWorker struct {
@@ -83,7 +88,7 @@ type fakeWorker struct {
 func newFake() *fake {
 	return &fake{
 		changed: make(chan struct{}), runs: map[string]*fakeRun{}, workers: map[string]*fakeWorker{}, refuse: map[string]*api.Problem{},
-		loseAfter: map[string]int{}, calls: map[string]int{}, states: map[string]json.RawMessage{}, attemptFor: time.Hour, settle: 30 * time.Second,
+		loseAfter: map[string]int{}, fail: map[string]*api.Problem{}, calls: map[string]int{}, states: map[string]json.RawMessage{}, attemptFor: time.Hour, settle: 30 * time.Second,
 	}
 }
 
@@ -264,6 +269,10 @@ func (f *fake) report(p api.Report) api.ReportResult {
 // lease hands out what is queued, now.
 func (f *fake) lease(q *api.LeaseRequest) []api.Lease {
 	var out []api.Lease
+	for _, r := range f.again {
+		out = append(out, f.leaseOf(r))
+	}
+	f.again = nil
 	var passed []string
 	i := 0
 	for ; i < len(f.queue) && len(out) < q.Max && !f.drain; i++ {
@@ -275,21 +284,33 @@ func (f *fake) lease(q *api.LeaseRequest) []api.Lease {
 		}
 		r.n++
 		r.state, r.worker, r.deadline = "assigned", q.Worker, time.Now().Add(f.attemptFor)
-		l := api.Lease{
-			Attempt: r.attempt(), N: r.n, Run: r.id, Agent: r.agent, Tenant: r.tenant, Mode: "run", Input: r.input, Key: "unit-" + r.id,
-			Token: "token-" + r.attempt(), Deadline: api.Time{Time: r.deadline}, HeartbeatEvery: api.Duration(f.beatEvery),
-			Steps: slices.Clone(r.steps), Session: r.session,
-		}
-		if r.session != "" {
-			l.State = f.states[r.session]
-		}
-		out = append(out, l)
+		out = append(out, f.leaseOf(r))
 	}
 	f.queue = f.queue[i:]
 	if len(passed) > 0 {
 		f.queue = append(passed, f.queue...)
 	}
 	return out
+}
+
+func (f *fake) leaseOf(r *fakeRun) api.Lease {
+	l := api.Lease{
+		Attempt: r.attempt(), N: r.n, Run: r.id, Agent: r.agent, Tenant: r.tenant, Mode: "run", Input: r.input, Key: "unit-" + r.id,
+		Token: "token-" + r.attempt(), Deadline: api.Time{Time: r.deadline}, HeartbeatEvery: api.Duration(f.beatEvery),
+		Steps: slices.Clone(r.steps), Session: r.session,
+	}
+	if r.session != "" {
+		l.State = f.states[r.session]
+	}
+	return l
+}
+
+// offerAgain puts an attempt that was handed over before into the next answer.
+func (f *fake) offerAgain(r *fakeRun) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.again = append(f.again, r)
+	f.touch()
 }
 
 func (f *fake) poll(ctx context.Context, q *api.LeaseRequest) *api.LeaseResponse {
@@ -302,9 +323,9 @@ func (f *fake) poll(ctx context.Context, q *api.LeaseRequest) *api.LeaseResponse
 		if w := f.workers[q.Worker]; w != nil && len(w.beats) > 0 {
 			draining = w.beats[len(w.beats)-1].Draining
 		}
-		changed := f.changed
+		changed, down := f.changed, f.down
 		f.mu.Unlock()
-		if len(out.Leases) > 0 || out.Drain || draining {
+		if len(out.Leases) > 0 || out.Drain || draining || down {
 			return out
 		}
 		select {
@@ -338,6 +359,7 @@ func (f *fake) beat(worker string, b api.WorkerBeat) *api.WorkerStanding {
 }
 
 func (f *fake) begin(r *fakeRun, effect string, b api.ReceiptBegin) (*api.ReceiptAnswer, *api.Problem) {
+	f.begins = append(f.begins, b)
 	key := b.Step + "/" + effect
 	now := time.Now()
 	x := r.receipts[key]
@@ -363,14 +385,15 @@ func (f *fake) begin(r *fakeRun, effect string, b api.ReceiptBegin) (*api.Receip
 		out.Answer = api.EffectConflict
 	case x.State == "done":
 		out.Answer, out.Result = api.EffectDone, x.Result
-	case x.nonce == b.Nonce:
+	case x.State == "intent" && x.nonce == b.Nonce:
 		out.Answer, out.Until = api.EffectProceed, &api.Time{Time: x.until}
 	case x.Attempt < r.n && now.Before(x.until.Add(f.settle)):
 		out.Answer, out.Until = api.EffectWait, &api.Time{Time: x.until.Add(f.settle)}
-	case b.Reconciled == "didNotHappen" || out.OnUnknown == "repeat":
+	case out.OnUnknown == "repeat", b.Reconciled == "didNotHappen" && slices.Contains(x.asked, b.Nonce):
 		return proceed(), nil
 	default:
 		x.State = "unknown"
+		x.asked = append(x.asked, b.Nonce)
 		out.Answer = api.EffectUnknown
 	}
 	return out, nil
@@ -380,8 +403,18 @@ func (f *fake) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	path := req.URL.Path
 	f.mu.Lock()
 	f.calls[path]++
+	var whole *api.Problem
+	for suffix, p := range f.fail {
+		if strings.HasSuffix(path, suffix) {
+			whole = p
+		}
+	}
 	f.mu.Unlock()
 	body, _ := io.ReadAll(req.Body)
+	if whole != nil {
+		f.answer(w, nil, whole)
+		return
+	}
 	token := strings.TrimPrefix(req.Header.Get("Authorization"), "Bearer ")
 	switch {
 	case path == "/v1/leases":
@@ -409,6 +442,7 @@ func (f *fake) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		f.mu.Lock()
 		out := f.beat(strings.TrimSuffix(strings.TrimPrefix(path, "/v1/workers/"), ":heartbeat"), b)
 		f.mu.Unlock()
+		time.Sleep(f.beatLag)
 		f.answer(w, out, nil)
 	case strings.Contains(path, "/receipts/"):
 		f.receipt(w, path, token, body)
@@ -523,6 +557,17 @@ func (f *fake) setDown(down bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.down = down
+	f.touch()
+}
+
+// setFailing answers calls whose path ends so with a problem; nil ends that.
+func (f *fake) setFailing(suffix string, p *api.Problem) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.fail[suffix] = p
+	if p == nil {
+		delete(f.fail, suffix)
+	}
 }
 
 func (f *fake) setDrain() {

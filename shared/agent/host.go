@@ -47,12 +47,16 @@ const (
 	quickAnswer = 50 * time.Millisecond
 	// maxAsking is the largest batch, in bytes, that asks for runs: slots must not wait for a long upload.
 	maxAsking    = 256 << 10
-	pollFarewell = time.Second            // for an open request for runs to end by itself when draining
-	stopPatience = time.Second            // for handlers to return once their context has ended
-	flushTime    = 5 * time.Second        // for the last reports
-	snapshotTime = 3 * time.Second        // for Snapshot
-	beatPatience = 4 * time.Second        // for one heartbeat
-	fastestBeat  = 100 * time.Millisecond // that a server can ask for
+	pollFarewell = time.Second     // for an open request for runs to end by itself when draining
+	stopPatience = time.Second     // for handlers to return once their context has ended
+	flushTime    = 5 * time.Second // for the last reports
+	snapshotTime = 3 * time.Second // for Snapshot
+	// snapshotSlack is for a Snapshot that returns what it has when its time is over.
+	snapshotSlack = 250 * time.Millisecond
+	beatPatience  = 4 * time.Second        // for one heartbeat
+	fastestBeat   = 100 * time.Millisecond // that a server can ask for
+	// steady is how long a server must have answered for its next outage to count as one of its own.
+	steady = time.Second
 )
 
 // Host is a worker: it pulls attempts for its free slots, executes them, and reports. Everything that ends or records
@@ -70,6 +74,7 @@ type Host struct {
 
 	mu        sync.Mutex
 	attempts  map[string]*Attempt // not settled: executing, or their end is not delivered yet
+	past      recent              // attempts that were settled last
 	unsent    int                 // ended, but the end is not delivered yet
 	reserved  int                 // slots that requests for runs under way may fill
 	asking    int                 // batches under way that ask for runs
@@ -79,8 +84,9 @@ type Host struct {
 	draining  bool
 	drain     chan struct{} // closed when the server asks to drain
 	drained   bool
-	away      bool // the last call failed
-	answered  bool // a request for runs was answered before
+	away      bool      // the last call failed
+	backAt    time.Time // when the server was last found to be back
+	answered  bool      // a request for runs was answered before
 	changed   chan struct{}
 	empty     chan struct{} // closed when no handler executes; nil if nobody waits
 	beatNow   chan struct{}
@@ -198,7 +204,7 @@ func (h *Host) wind(ctx context.Context, stopPoll context.CancelFunc, polled <-c
 	flushCtx, cancel := context.WithTimeoutCause(life, flushTime, errors.New("the server did not take them in time"))
 	defer cancel()
 	err := h.box.flush(flushCtx)
-	h.sendBeat(life, <-sessions)
+	_ = h.sendBeat(life, <-sessions)
 	if err != nil {
 		return fmt.Errorf("worker %s ends: %w", h.o.Worker, err)
 	}
@@ -253,9 +259,10 @@ func (h *Host) poll(ctx, handlers context.Context) error {
 			}
 			continue
 		}
-		// 2. Ask.
+		// 2. Ask; at first without waiting where the server was away, for the answer shows that it is back.
 		began := time.Now()
-		answer, err := h.client.Lease(ctx, h.request(n, pollWait))
+		patience := h.patience()
+		answer, err := h.client.Lease(ctx, h.request(n, patience))
 		// 3. Take what came.
 		if err != nil {
 			answer = &api.LeaseResponse{}
@@ -264,11 +271,24 @@ func (h *Host) poll(ctx, handlers context.Context) error {
 		if ctx.Err() != nil || h.isDraining() {
 			return nil
 		}
-		h.heard(err)
-		if err := h.pace(len(answer.Leases) == 0 && time.Since(began) < quickAnswer, err); err != nil {
+		if h.heard(err) {
+			h.kickBeat()
+		}
+		quick := patience > 0 && len(answer.Leases) == 0 && time.Since(began) < quickAnswer
+		if err := h.pace(quick, err); err != nil {
 			return err
 		}
 	}
+}
+
+// patience is how long the server is to hold the next request for runs.
+func (h *Host) patience() time.Duration {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.away {
+		return 0
+	}
+	return pollWait
 }
 
 // room returns how many runs to ask for and reserves their slots, or how long to wait: negative for "until something
@@ -327,8 +347,8 @@ func (h *Host) leased(asked int, leases []api.Lease, drain bool, source leaseSou
 	h.leasedAt = time.Time{}
 	for i := range leases {
 		a := &Attempt{Lease: leases[i], box: h.box}
-		if h.attempts[a.Attempt] != nil {
-			continue // an answer that came twice
+		if h.attempts[a.Attempt] != nil || h.past.has(a.Attempt) {
+			continue // a server that was started anew does not know what it, or this answer, told before
 		}
 		h.attempts[a.Attempt] = a
 		if h.draining || len(attempts) >= asked {
@@ -418,6 +438,7 @@ func (h *Host) settled(a *Attempt) {
 	h.mu.Lock()
 	if h.attempts[a.Attempt] == a && a.ended {
 		delete(h.attempts, a.Attempt)
+		h.past.add(a.Attempt)
 		h.unsent--
 	}
 	h.mu.Unlock()
@@ -453,6 +474,34 @@ func (h *Host) whenEmpty() <-chan struct{} {
 		h.empty = make(chan struct{})
 	}
 	return h.empty
+}
+
+// recent remembers the newest of what was added, up to a bound.
+type recent struct {
+	known map[string]struct{}
+	ring  []string
+	next  int
+}
+
+const maxRecent = 2048
+
+func (r *recent) has(id string) bool {
+	_, found := r.known[id]
+	return found
+}
+
+func (r *recent) add(id string) {
+	if r.known == nil {
+		r.known = make(map[string]struct{})
+	}
+	if len(r.ring) < maxRecent {
+		r.ring = append(r.ring, id)
+	} else {
+		delete(r.known, r.ring[r.next])
+		r.ring[r.next] = id
+		r.next = (r.next + 1) % maxRecent
+	}
+	r.known[id] = struct{}{}
 }
 
 func (h *Host) cancelAll() {

@@ -119,6 +119,38 @@ func TestOnce(t *testing.T) {
 	}
 }
 
+func TestWhatTheHookFoundIsToldByTheCallThatWasTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake()
+		tries := 0
+		r := perform(t, f, `1`, func(ctx context.Context, r *Run, _ int) (sent, error) {
+			if r.Attempt > 2 {
+				return sent{}, Fail("NEVER_BELIEVED", errBoom)
+			}
+			return Once(ctx, r, "mail", Effect[sent]{
+				OnUnknown: Reconcile,
+				Do: func(context.Context, string) (sent, error) {
+					if tries++; tries == 1 {
+						return sent{}, errBoom // the answer was lost
+					}
+					return sent{}, nil
+				},
+				Reconcile: func(context.Context, string) (sent, bool, error) { return sent{}, false, nil },
+			})
+		})
+		if r.state != "succeeded" || r.n != 2 || tries != 2 {
+			t.Errorf("%s after %d attempts and %d tries (%s)", r.state, r.n, tries, r.why())
+		}
+		if len(f.begins) != 4 {
+			t.Fatalf("%d begins; want the first, and of the second call one that waits, one that is told unknown, and what it found", len(f.begins))
+		}
+		first, told, found := f.begins[0], f.begins[2], f.begins[3]
+		if first.Nonce == told.Nonce || found.Nonce != told.Nonce || told.Reconciled != "" || found.Reconciled != "didNotHappen" {
+			t.Errorf("nonces %s, %s, %s, with %q", first.Nonce, told.Nonce, found.Nonce, found.Reconciled)
+		}
+	})
+}
+
 func TestOnceRefusesAnotherRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var o outside
