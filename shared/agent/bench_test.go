@@ -82,7 +82,7 @@ func BenchmarkFiveSteps(b *testing.B) {
 	})
 }
 
-// BenchmarkSlowCommit is the shape of a durable server: a batch takes a millisecond.
+// BenchmarkLatency measures a worker that waits for one run at a time.
 func BenchmarkLatency(b *testing.B) {
 	f := newFake()
 	web := httptest.NewServer(f)
