@@ -184,7 +184,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener, grace time.Duration)
 	if err := hs.Shutdown(stop); err != nil {
 		_ = hs.Close()
 	}
-	_ = <-served // that it was closed
+	<-served
 	return nil
 }
 

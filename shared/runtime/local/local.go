@@ -322,7 +322,7 @@ func (rt *Runtime) Close(ctx context.Context, grace time.Duration) error {
 		rt.end()
 		err = <-done
 	}
-	_ = <-done // that it is closed
+	<-done
 	rt.end()
 	rt.client.CloseIdleConnections()
 	if err != nil {

@@ -214,7 +214,7 @@ func speakHTTP() {
 	go func() { served <- server.Serve(l) }()
 	<-ctx.Done()
 	_ = server.Shutdown(context.Background())
-	_ = <-served // that it was closed
+	<-served
 }
 
 // askUntil asks control again and again until it says to end.
