@@ -40,8 +40,6 @@ type worker struct {
 	turns    map[string]string // sessions whose turns it took: name to key, "" where two tenants use the name
 }
 
-func workerKey(id string) string { return "worker/" + id }
-
 // outbox is what is assigned to a node and waits to be fetched, and who waits to fetch it.
 type outbox struct {
 	ready []string // runs, oldest first
