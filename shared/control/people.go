@@ -140,28 +140,48 @@ func (p *Plane) Score(ctx context.Context, id string, score float64, by, comment
 // Retry makes a new run of a finished one. It belongs to the same unit of work, so that it meets the receipts of what
 // the first one did. input, if given, replaces the first one's.
 func (p *Plane) Retry(ctx context.Context, id string, input json.RawMessage, actor string) (*run.Record, error) {
+	answer := make(chan Submitted, 1)
+	p.EnterRetry(ctx, id, input, actor, func(s Submitted) { answer <- s })
+	out := <-answer
+	return out.Run, out.Err
+}
+
+// EnterRetry is Retry without waiting: then is called once with the outcome, which may be before EnterRetry returns.
+func (p *Plane) EnterRetry(ctx context.Context, id string, input json.RawMessage, actor string, then func(Submitted)) {
+	a, err := p.retryOf(ctx, id, input, actor)
+	if err != nil {
+		then(Submitted{Err: err})
+		return
+	}
+	a.done = func(x arrival, err error) { then(p.settle(ctx, x, err)) }
+	p.enter(ctx, []arrival{a})
+}
+
+// retryOf makes the record of a retry.
+func (p *Plane) retryOf(ctx context.Context, id string, input json.RawMessage, actor string) (arrival, error) {
+	var a arrival
 	old, err := p.Get(ctx, id)
 	if err != nil {
-		return nil, err
+		return a, err
 	}
 	if !old.State.Terminal() {
-		return nil, refuse(CodeState, "run %s is %s: only a finished run can be retried; cancel it first", id, old.State)
+		return a, refuse(CodeState, "run %s is %s: only a finished run can be retried; cancel it first", id, old.State)
 	}
 	x := p.declared.get(fleet.KindAgent, old.Agent)
 	if x == nil {
-		return nil, refuse(CodeNotFound, "agent %s is not declared any more", old.Agent)
+		return a, refuse(CodeNotFound, "agent %s is not declared any more", old.Agent)
 	}
 	if input == nil {
 		if input, err = p.Value(ctx, old.Input); err != nil {
-			return nil, err
+			return a, err
 		}
 	}
 	if len(input) > run.MaxPayload {
-		return nil, refuse(CodeTooLarge, "the input has %d bytes, %d at most", len(input), run.MaxPayload)
+		return a, refuse(CodeTooLarge, "the input has %d bytes, %d at most", len(input), run.MaxPayload)
 	}
 	if x.input != nil {
 		if faults := validate(x.input, input, "input"); len(faults) > 0 {
-			return nil, &Refusal{Code: CodeInvalid, Detail: "input does not match the schema of agent " + old.Agent, Faults: faults}
+			return a, &Refusal{Code: CodeInvalid, Detail: "input does not match the schema of agent " + old.Agent, Faults: faults}
 		}
 	}
 	now := p.now()
@@ -171,20 +191,7 @@ func (p *Plane) Retry(ctx context.Context, id string, input json.RawMessage, act
 		Priority: old.Priority, Labels: old.Labels, Unit: old.WorkUnit(), CreatedAt: now, RetainFor: agent.Retain.Std().Milliseconds(),
 		RetryOf: old.ID, Session: old.Session, Trace: old.Trace, BudgetUSD: old.BudgetUSD, BudgetToken: old.BudgetToken,
 	}
-	a, err := p.arrivalOf(spec, input, agent, actor, now)
-	if err != nil {
-		return nil, err
-	}
-	out := p.enterArrival(ctx, a)
-	return out.Run, out.Err
-}
-
-// enterArrival commits one arrival as Submit does.
-func (p *Plane) enterArrival(ctx context.Context, a arrival) Submitted {
-	answer := make(chan Submitted, 1)
-	a.done = func(x arrival, err error) { answer <- p.settle(ctx, x, err) }
-	p.enter(ctx, []arrival{a})
-	return <-answer
+	return p.arrivalOf(spec, input, agent, actor, now)
 }
 
 // Begin registers a handler that was called directly: the run is accepted, placed and running at once.
