@@ -89,6 +89,7 @@ type Host struct {
 	answered  bool      // a request for runs was answered before
 	changed   chan struct{}
 	empty     chan struct{} // closed when no handler executes; nil if nobody waits
+	quiet     chan struct{} // closed when isQuiet; nil if nobody waits
 	beatNow   chan struct{}
 }
 
@@ -198,11 +199,15 @@ func (h *Host) wind(ctx context.Context, stopPoll context.CancelFunc, polled <-c
 		h.releaseAll()
 	}
 	farewell.Wait()
-	// 4. Everything that is known reaches the server.
+	// 4. Everything that is known reaches the server: first the ends, for one may be about to be queued.
 	sessions := make(chan map[string]json.RawMessage, 1)
 	go func() { sessions <- h.snapshot(life) }()
 	flushCtx, cancel := context.WithTimeoutCause(life, flushTime, errors.New("the server did not take them in time"))
 	defer cancel()
+	select {
+	case <-h.whenQuiet():
+	case <-flushCtx.Done():
+	}
 	err := h.box.flush(flushCtx)
 	_ = h.sendBeat(life, <-sessions)
 	if err != nil {
@@ -367,6 +372,7 @@ func (h *Host) leased(asked int, leases []api.Lease, drain bool, source leaseSou
 	if len(attempts) > 0 {
 		h.leasedAt = time.Now()
 	}
+	h.checkQuiet()
 	h.executing.Add(int32(len(attempts)))
 	if drain && !h.drained {
 		h.drained = true
@@ -440,6 +446,7 @@ func (h *Host) settled(a *Attempt) {
 		delete(h.attempts, a.Attempt)
 		h.past.add(a.Attempt)
 		h.unsent--
+		h.checkQuiet()
 	}
 	h.mu.Unlock()
 	h.kick()
@@ -474,6 +481,29 @@ func (h *Host) whenEmpty() <-chan struct{} {
 		h.empty = make(chan struct{})
 	}
 	return h.empty
+}
+
+// isQuiet reports whether every end is delivered and no batch under way can bring an attempt. The caller holds mu.
+func (h *Host) isQuiet() bool { return h.unsent == 0 && h.asking == 0 }
+
+// checkQuiet tells who waits for it. The caller holds mu.
+func (h *Host) checkQuiet() {
+	if h.quiet != nil && h.isQuiet() {
+		close(h.quiet)
+		h.quiet = nil
+	}
+}
+
+// whenQuiet returns a channel that is closed once isQuiet.
+func (h *Host) whenQuiet() <-chan struct{} {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.quiet == nil {
+		h.quiet = make(chan struct{})
+	}
+	quiet := h.quiet
+	h.checkQuiet()
+	return quiet
 }
 
 // recent remembers the newest of what was added, up to a bound.

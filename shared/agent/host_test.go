@@ -408,6 +408,46 @@ func TestDrainAskedByTheServerCutsNothingShort(t *testing.T) {
 	})
 }
 
+func TestDrainWaitsForAnEndThatIsAboutToBeQueued(t *testing.T) {
+	tests := map[string]struct{ before, after func(h *Host) }{
+		"of a handler that has just returned": {
+			before: func(h *Host) {
+				h.attempts["r1.1"], h.unsent = &Attempt{Lease: api.Lease{Attempt: "r1.1"}, ended: true}, 1
+			},
+			after: func(h *Host) { h.settled(h.attempts["r1.1"]) },
+		},
+		"of an attempt that a batch brings": {
+			before: func(h *Host) { h.asking, h.reserved = 1, 1 },
+			after:  func(h *Host) { h.leased(1, nil, false, fromBatch) },
+		},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h, err := NewHost(newFake().client(t), HostOptions{Agents: []string{"a"}, Handle: echo, Log: quiet})
+				if err != nil {
+					t.Fatal(err)
+				}
+				tt.before(h)
+				ctx, cancel := context.WithCancel(t.Context())
+				done := make(chan error, 1)
+				go func() { done <- h.Run(ctx) }()
+				cancel()
+				time.Sleep(pollFarewell + time.Second)
+				select {
+				case err := <-done:
+					t.Fatalf("Run returned %v while an end was on its way", err)
+				default:
+				}
+				tt.after(h)
+				if err := <-done; err != nil {
+					t.Errorf("Run: %v", err)
+				}
+			})
+		})
+	}
+}
+
 func TestDrainSavesSnapshots(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake()

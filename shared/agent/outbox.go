@@ -403,8 +403,8 @@ func (o *outbox) flush(ctx context.Context) error {
 	o.kick()
 	for {
 		o.mu.Lock()
-		left := len(o.queue)
-		empty := left == 0 && o.inFlight == 0
+		left, sending := len(o.queue), o.inFlight
+		empty := left == 0 && sending == 0
 		idle := o.idle
 		if !empty && idle == nil {
 			idle = make(chan struct{})
@@ -417,7 +417,7 @@ func (o *outbox) flush(ctx context.Context) error {
 		select {
 		case <-idle:
 		case <-ctx.Done():
-			return fmt.Errorf("%d reports could not be sent: %w", left, context.Cause(ctx))
+			return fmt.Errorf("%d reports could not be sent, and %d batches were not answered: %w", left, sending, context.Cause(ctx))
 		}
 	}
 }
