@@ -13,7 +13,7 @@ import (
 // Stats is what the live view shows, over a window that ends now.
 type Stats struct {
 	At              run.Instant
-	Window          time.Duration
+	Window          time.Duration     // shorter than asked where more happened than is remembered
 	States          map[run.State]int // of the runs that the leader holds: waiting and finished ones are not in it
 	Total           Figures
 	Agents, Tenants []NamedFigures
@@ -97,6 +97,14 @@ func (s *statistics) observe(after *run.Record, events []run.Event) {
 		s.ring[s.next] = x
 		s.next = (s.next + 1) % maxSamples
 	}
+}
+
+// covered is how much of the window before now is remembered whole: all of it until the ring is full. It needs the lock.
+func (s *statistics) covered(now run.Instant, window time.Duration) time.Duration {
+	if len(s.ring) < maxSamples {
+		return window
+	}
+	return min(window, now.Sub(s.ring[s.next].at))
 }
 
 // learn moves the agent's average towards its newest attempt.
@@ -184,7 +192,7 @@ func percentiles(d []time.Duration) (p50, p95 time.Duration) {
 // Stats gathers figures over the last window, of one agent or tenant if named.
 func (p *Plane) Stats(window time.Duration, agent, tenant string) Stats {
 	now := p.now()
-	out := Stats{At: now, Window: window, States: p.states()}
+	out := Stats{At: now, States: p.states()}
 	var total gathering
 	agents, tenants := make(map[string]*gathering), make(map[string]*gathering)
 	of := func(m map[string]*gathering, name string) *gathering {
@@ -194,6 +202,8 @@ func (p *Plane) Stats(window time.Duration, agent, tenant string) Stats {
 		return m[name]
 	}
 	p.stats.mu.Lock()
+	window = p.stats.covered(now, window)
+	out.Window = window
 	for i := range p.stats.ring {
 		x := &p.stats.ring[i]
 		if now.Sub(x.at) > window || agent != "" && x.agent != agent || tenant != "" && x.tenant != tenant {
