@@ -202,6 +202,7 @@ func TestReportsOfAWorkerThatWasSilentAreRefused(t *testing.T) {
 		t.Fatalf("the second worker got attempt %s, want the second of %s", held.Attempt, r.ID)
 	}
 	// 2. Nothing of the first one counts, whatever it says.
+	s.reaches(r.ID, "running") // the last that is written of the second attempt until it ends
 	before := s.history(r.ID)
 	park := api.Park{On: "timer", Step: "s", Until: &api.Time{Time: time.Now()}}
 	late := []api.Report{

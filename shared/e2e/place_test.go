@@ -162,25 +162,30 @@ func TestWideRunIsNotStarvedBySmallOnes(t *testing.T) {
 		p.agent("small", "actor", "worker", "shape: pool"), p.agent("wide", "actor", "worker", `
 	shape: pool
 	needs: {slots: 4}`))
-	small := func() string { return s.submit("small", `{"scenes": [{"pause": "600ms"}]}`).ID }
-	for range 4 {
-		small()
+	// Small runs end one after the other, so that never are all slots free by chance.
+	count := 0
+	smalls := func(n int) {
+		t.Helper()
+		batch := make([]api.Submit, n)
+		for i := range batch {
+			pause := 400*time.Millisecond + time.Duration(count*130%500)*time.Millisecond
+			batch[i] = api.Submit{Agent: "small", Input: fmt.Appendf(nil, `{"scenes": [{"pause": %q}]}`, pause)}
+			count++
+		}
+		do(s.SubmitBatch(t.Context(), batch))(t)
 	}
+	smalls(8)
 	eventually(t, patience, "the small ones fill the target", func() bool { return s.used() == 4 })
 	wide := s.submit("wide", `{}`).ID
-	submitted := time.Now()
 	for started := false; !started; {
 		// There are always small ones that wait.
-		for s.queued("small") < 8 {
-			small()
+		if s.queued("small") < 40 {
+			smalls(40)
 		}
-		r, err := s.Client.Run(t.Context(), wide, time.Second/2)
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := do(s.Client.Run(t.Context(), wide, time.Second))(t)
 		started = r.Terminal()
-		if waited := time.Since(submitted); waited > time.Minute {
-			t.Fatalf("the wide run is %s after %s", r.State, waited)
+		if waited := time.Since(r.CreatedAt.Time); waited > time.Minute {
+			t.Fatalf("the wide run is %s after %s and %d small ones", r.State, waited, count)
 		}
 	}
 	t.Logf("the wide run waited for %s", s.when(wide, "assigned", 1).Sub(s.when(wide, "submitted", 1)))
