@@ -80,8 +80,10 @@ func (d *declarations) list(kind string) []*declaration {
 	return all
 }
 
-// loadDeclarations reads what is declared from the store.
+// loadDeclarations brings memory in line with what the store says is declared.
 func (p *Plane) loadDeclarations(ctx context.Context) error {
+	// 1. What is there.
+	found := make(map[string]*declaration)
 	after := ""
 	for {
 		docs, err := p.store.Tagged(ctx, store.KindFleet, tagCurrent, after, store.MaxPage)
@@ -93,14 +95,36 @@ func (p *Plane) loadDeclarations(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			p.declared.mu.Lock()
-			p.declared.current[doc.ID] = x
-			p.declared.mu.Unlock()
-			after = doc.ID
+			found[doc.ID], after = x, doc.ID
 		}
 		if len(docs) < store.MaxPage {
-			return nil
+			break
 		}
+	}
+	// 2. What that changes.
+	var changed, removed []*declaration
+	for _, cur := range p.declared.list("") {
+		id := declaredID(cur.object.Kind(), cur.object.Name())
+		switch x := found[id]; {
+		case x == nil:
+			removed = append(removed, cur)
+		case x.revision == cur.revision && x.updatedAt == cur.updatedAt:
+			delete(found, id)
+		}
+	}
+	for _, id := range slices.Sorted(maps.Keys(found)) {
+		changed = append(changed, found[id])
+	}
+	if len(changed)+len(removed) > 0 {
+		p.declare(changed, removed)
+	}
+	return nil
+}
+
+// catchUp follows a write of declarations that failed: somebody else was faster, or it was written after all.
+func (p *Plane) catchUp(ctx context.Context) {
+	if err := p.loadDeclarations(context.WithoutCancel(ctx)); err != nil {
+		p.log.WarnContext(ctx, "read the declared fleet again", "error", err)
 	}
 }
 
@@ -289,6 +313,9 @@ func (p *Plane) Apply(ctx context.Context, objects []fleet.Object, opts ApplyOpt
 		return nil, refuse(CodeTooLarge, "apply with %d changes: %d at most in one call", len(unit.Writes), store.MaxWrites)
 	}
 	err := p.store.Commit(ctx, []store.Unit{unit})[0]
+	if err != nil {
+		p.catchUp(ctx)
+	}
 	if errors.Is(err, store.ErrConflict) || errors.Is(err, store.ErrExists) {
 		return nil, refuse(CodeConflict, "somebody else changed the fleet at the same time; nothing was applied, try again")
 	}
@@ -410,6 +437,9 @@ func (p *Plane) Delete(ctx context.Context, kind, name string, revision int64, _
 		return err
 	}
 	err := p.store.Commit(ctx, []store.Unit{{Token: p.newID(), Writes: []store.Write{deletion(x)}}})[0]
+	if err != nil {
+		p.catchUp(ctx)
+	}
 	if errors.Is(err, store.ErrConflict) {
 		return refuse(CodeConflict, "%s %s was changed at the same time; try again", strings.ToLower(kind), name)
 	}
@@ -436,6 +466,9 @@ func (p *Plane) PauseAgent(ctx context.Context, name string, paused bool, actor 
 		return err
 	}
 	err = p.store.Commit(ctx, []store.Unit{{Token: p.newID(), Writes: writes}})[0]
+	if err != nil {
+		p.catchUp(ctx)
+	}
 	if errors.Is(err, store.ErrConflict) {
 		return refuse(CodeConflict, "agent %s was changed at the same time; try again", name)
 	}

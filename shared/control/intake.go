@@ -69,6 +69,16 @@ func (a *arrivals) take(limit int) []arrival {
 	return taken
 }
 
+// putBack returns taken arrivals to the front.
+func (a *arrivals) putBack(list []arrival) {
+	if len(list) == 0 {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.list = append(list, a.list...)
+}
+
 func (a *arrivals) waiting() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -71,7 +71,12 @@ func (p *Plane) Step(ctx context.Context, now run.Instant) (more bool) {
 		p.mu.Unlock()
 	case leads && !led:
 		if err := p.takeOver(ctx, now); err != nil {
+			// With half of an index it would never look at the other half's runs: it tries again from the start.
 			p.log.ErrorContext(ctx, "take over", "error", err)
+			if err := p.led.Resign(ctx); err != nil {
+				p.log.WarnContext(ctx, "dispatcher lease", "error", err)
+			}
+			leads = false
 		}
 	}
 	if !leads {
@@ -82,7 +87,7 @@ func (p *Plane) Step(ctx context.Context, now run.Instant) (more bool) {
 	p.stepHorizon(ctx, now)
 	more = p.stepDue(ctx, now)
 	p.stepConfirm(ctx, now)
-	p.reread(ctx)
+	p.reread(ctx, now)
 	// 3. Arrivals, queue and placement, bound in one commit.
 	bindings, now, again := p.stepPlace(ctx, now)
 	assigned := p.stepBind(ctx, bindings, now)
@@ -119,6 +124,9 @@ func (p *Plane) untilNext() time.Duration {
 	if p.ix.horizon != 0 {
 		sooner(p.ix.horizon.Add(-horizon / 2).Sub(now))
 	}
+	if len(p.ix.left) > 0 {
+		sooner(time.Second)
+	}
 	if p.sharesDirty {
 		sooner(sharesEvery - now.Sub(p.sharesAt))
 	}
@@ -134,6 +142,10 @@ func (p *Plane) turnAway() {
 
 // takeOver rebuilds the index from the store: what is live, what is due, and the shares.
 func (p *Plane) takeOver(ctx context.Context, now run.Instant) error {
+	// 0. What is declared: another process may have changed it.
+	if err := p.loadDeclarations(ctx); err != nil {
+		return err
+	}
 	ix := newIndex(p.cfg)
 	ix.horizon = now.Add(horizon)
 	p.mu.Lock()

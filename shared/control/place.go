@@ -3,6 +3,7 @@ package control
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/errand-run/errand/shared/admission"
 	"github.com/errand-run/errand/shared/fleet"
@@ -37,9 +38,14 @@ func (p *Plane) stepPlace(ctx context.Context, now run.Instant) (bindings []bind
 	ix := p.ix
 	// 1. Arrivals enter the fair queue like everyone else; those with a time to come are only written.
 	fresh := make(map[string]*arrival, len(arrived))
+	var again []arrival
 	for i := range arrived {
 		a := &arrived[i]
-		if _, twice := fresh[a.rec.ID]; twice || ix.runs[a.rec.ID] != nil || a.rec.State != run.Queued {
+		if fresh[a.rec.ID] != nil { // the next pass finds the first of that key written
+			again = append(again, *a)
+			continue
+		}
+		if ix.runs[a.rec.ID] != nil || a.rec.State != run.Queued {
 			bindings = append(bindings, binding{id: a.rec.ID, arrival: a})
 			continue
 		}
@@ -71,11 +77,14 @@ func (p *Plane) stepPlace(ctx context.Context, now run.Instant) (bindings []bind
 		}
 	}
 	walk.End()
-	// 3. Arrivals that were not placed are written as queued.
-	for id, a := range fresh {
-		e, _ := ix.queue.Get(id)
-		bindings = append(bindings, binding{id: id, entry: e, arrival: a})
+	// 3. Arrivals that were not placed are written as queued, in the order in which they came.
+	for i := range arrived {
+		if a := &arrived[i]; fresh[a.rec.ID] == a {
+			e, _ := ix.queue.Get(a.rec.ID)
+			bindings = append(bindings, binding{id: a.rec.ID, entry: e, arrival: a})
+		}
 	}
+	p.arrive.putBack(again)
 	return bindings, now, more
 }
 
@@ -299,18 +308,27 @@ func (p *Plane) unbind(ctx context.Context, b *binding, err error) {
 	}
 	p.mu.Unlock()
 	p.records.drop(b.id)
-	if b.arrival != nil {
-		b.arrival.done(*b.arrival, err)
-		return
-	}
 	var state *run.StateError
-	if !errors.Is(err, store.ErrConflict) && !errors.As(err, &state) {
+	switch {
+	case b.arrival != nil:
+		b.arrival.done(*b.arrival, err)
+	case !errors.Is(err, store.ErrConflict) && !errors.As(err, &state):
 		p.log.WarnContext(ctx, "write a placement", "run", b.id, "error", err)
 	}
-	// It is read again: what it is now decides where it belongs.
+	// It is read again: what it is now decides where it belongs. Also of an arrival nobody knows, after an outage,
+	// whether it was written.
+	p.doubt(b.id)
+}
+
+// doubt lets the leader's next pass read a run again of which the index may know less than the store.
+func (p *Plane) doubt(id string) {
+	if !p.leads() {
+		return // whoever leads next reads everything
+	}
 	p.mu.Lock()
-	p.ix.left = append(p.ix.left, b.id)
+	p.ix.left = append(p.ix.left, id)
 	p.mu.Unlock()
+	p.wake()
 }
 
 // unpark puts unschedulable runs back into the queue that a changed fleet could take: one decision per class.
@@ -351,31 +369,51 @@ func (p *Plane) unpark(ctx context.Context) {
 }
 
 // reread brings runs back into the index that it could not hold or that changed under a pass.
-func (p *Plane) reread(ctx context.Context) {
+func (p *Plane) reread(ctx context.Context, now run.Instant) {
 	p.mu.Lock()
 	ids := p.ix.left
 	p.ix.left = nil
 	p.mu.Unlock()
+	slices.Sort(ids)
+	ids = slices.Compact(ids)
+	var assigned []*run.Record
 	for len(ids) > 0 {
 		n := min(len(ids), store.MaxPage)
 		records, errs := p.load(ctx, ids[:n], true)
 		for i, r := range records {
-			if errs[i] != nil {
-				continue
-			}
-			// The declaration that the run keeps must be in memory before the run is queued.
-			_, err := p.agentAt(ctx, r.Agent, r.Revision)
 			var refusal *Refusal
-			if errors.As(err, &refusal) && !r.State.Terminal() {
+			err := errs[i]
+			if err == nil {
+				// The declaration that the run keeps must be in memory before the run is queued.
+				_, err = p.agentAt(ctx, r.Agent, r.Revision)
+			}
+			switch {
+			case errors.As(err, &refusal) && r == nil: // it was never written, or is removed
+				p.mu.Lock()
+				p.ix.set(p, &run.Record{Spec: run.Spec{ID: ids[i]}, UpdatedAt: now}, true)
+				p.mu.Unlock()
+				continue
+			case err != nil && refusal == nil: // an outage: again when the loop comes by, in a second at the latest
+				p.mu.Lock()
+				p.ix.left = append(p.ix.left, ids[i])
+				p.mu.Unlock()
+				continue
+			case refusal != nil && !r.State.Terminal():
 				p.change(ctx, edit{id: r.ID, decide: func(_ context.Context, rec *run.Record, now run.Instant) (draft, error) {
 					return draft{events: []run.Event{p.ended(rec, run.Event{Type: run.EvFailed, At: now, Attempt: rec.Attempt, Reason: run.AgentDeleted, Message: refusal.Detail})}}, nil
 				}})
 				continue
 			}
 			p.mu.Lock()
-			p.ix.set(p, r, false)
+			t := p.ix.runs[r.ID]
+			if r.State == run.Assigned && (t == nil || t.live == nil) { // its placement was written after all
+				assigned = append(assigned, r)
+			}
+			_, next := p.ix.set(p, r, false)
 			p.mu.Unlock()
+			p.follow(r.ID, next)
 		}
 		ids = ids[n:]
 	}
+	p.stepDeliver(ctx, assigned)
 }

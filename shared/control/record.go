@@ -151,12 +151,14 @@ func (p *Plane) changeRuns(ctx context.Context, ids []string, byRun map[string][
 			}
 		case errors.Is(err, store.ErrConflict) || errors.Is(err, store.ErrExists):
 			p.records.drop(pd.id)
+			p.doubt(pd.id)
 			again = append(again, pd.id)
 		default:
 			if errors.Is(err, store.ErrFenced) {
 				err = fmt.Errorf("run %s: %w", pd.id, run.ErrFenced)
 			}
 			p.records.drop(pd.id)
+			p.doubt(pd.id) // it may have been written
 			for _, i := range byRun[pd.id] {
 				if outcomes[i].err == nil {
 					outcomes[i].err = err
