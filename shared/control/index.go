@@ -259,9 +259,10 @@ func (ix *index) set(p *Plane, r *run.Record, purged bool) (turn bool, after eff
 			after = effect{stop: true, target: l.target, n: l.n, reason: l.stop, grace: r.Due.Sub(r.UpdatedAt) - p.cfg.WorkerLease}
 		}
 	}
-	// 4. When to look again.
+	// 4. When to look again. What is in memory anyway has its wake-up there, however far that is; the others' are read
+	// from the store in time.
 	when := ix.wakeOf(r)
-	if purged || when > ix.horizon {
+	if purged || when > ix.horizon && ix.runs[r.ID] == nil {
 		when = 0
 	}
 	if soonest := ix.timers.next(); when != 0 && (soonest == 0 || when < soonest) {

@@ -87,7 +87,9 @@ func (p *Plane) Step(ctx context.Context, now run.Instant) (more bool) {
 	p.stepHorizon(ctx, now)
 	more = p.stepDue(ctx, now)
 	p.stepConfirm(ctx, now)
-	p.reread(ctx, now)
+	if !p.reread(ctx, now) {
+		return more // a slot may be taken of which the index does not know: nothing is placed before that is read
+	}
 	// 3. Arrivals, queue and placement, bound in one commit.
 	bindings, now, again := p.stepPlace(ctx, now)
 	assigned := p.stepBind(ctx, bindings, now)

@@ -368,12 +368,14 @@ func (p *Plane) unpark(ctx context.Context) {
 	}
 }
 
-// reread brings runs back into the index that it could not hold or that changed under a pass.
-func (p *Plane) reread(ctx context.Context, now run.Instant) {
+// reread brings runs back into the index that it could not hold or that changed under a pass. It reports whether all of
+// them could be read.
+func (p *Plane) reread(ctx context.Context, now run.Instant) (all bool) {
 	p.mu.Lock()
 	ids := p.ix.left
 	p.ix.left = nil
 	p.mu.Unlock()
+	all = true
 	slices.Sort(ids)
 	ids = slices.Compact(ids)
 	var assigned []*run.Record
@@ -394,6 +396,7 @@ func (p *Plane) reread(ctx context.Context, now run.Instant) {
 				p.mu.Unlock()
 				continue
 			case err != nil && refusal == nil: // an outage: again when the loop comes by, in a second at the latest
+				all = false
 				p.mu.Lock()
 				p.ix.left = append(p.ix.left, ids[i])
 				p.mu.Unlock()
@@ -416,4 +419,5 @@ func (p *Plane) reread(ctx context.Context, now run.Instant) {
 		ids = ids[n:]
 	}
 	p.stepDeliver(ctx, assigned)
+	return all
 }

@@ -270,7 +270,7 @@ func (ix *index) rearm(r *run.Record, now run.Instant) {
 	if _, set := ix.timers.at[r.ID]; set || r.State.Terminal() || r.State == run.Unschedulable {
 		return
 	}
-	if when := ix.wakeOf(r); when > now && when <= ix.horizon {
+	if when := ix.wakeOf(r); when > now && (when <= ix.horizon || ix.runs[r.ID] != nil) {
 		ix.timers.set(r.ID, when)
 	}
 }

@@ -1,0 +1,198 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/errand-run/errand/shared/fleet"
+	"github.com/errand-run/errand/shared/run"
+	"github.com/errand-run/errand/shared/runtime"
+	"github.com/errand-run/errand/shared/store"
+)
+
+// doubtful is a store whose next commits apply, or not, and are answered with an error; reads fail as often as asked.
+type doubtful struct {
+	store.Store
+	applied, failed int
+	reads           int
+}
+
+var errLine = errors.New("line is down")
+
+func (s *doubtful) Commit(ctx context.Context, units []store.Unit) []error {
+	errs := make([]error, len(units))
+	for i := range errs {
+		errs[i] = errLine
+	}
+	switch {
+	case s.applied > 0:
+		s.applied--
+		s.Store.Commit(ctx, units)
+	case s.failed > 0:
+		s.failed--
+	default:
+		return s.Store.Commit(ctx, units)
+	}
+	return errs
+}
+
+func (s *doubtful) GetMany(ctx context.Context, kind store.Kind, ids []string) ([]store.Doc, error) {
+	if s.reads > 0 {
+		s.reads--
+		return nil, errLine
+	}
+	return s.Store.GetMany(ctx, kind, ids)
+}
+
+// doubt puts a doubtful store between the house's plane and its store.
+func doubt(h *house) *doubtful {
+	s := &doubtful{Store: h.p.store}
+	h.p.store = s
+	return s
+}
+
+func TestARunWhoseCommitWasAnsweredWithAnErrorIsRunAnyway(t *testing.T) {
+	for name, reads := range map[string]int{"at once": 0, "after reads fail, too": 2} {
+		t.Run(name, func(t *testing.T) {
+			h, x := localHouse(t, 2, agentNamed("echo", withCommand))
+			s := doubt(h)
+			s.applied, s.reads = 1, reads
+			out := await(h, func() Submitted { return h.p.Submit(t.Context(), []Submission{{Agent: "echo", Key: "k"}})[0] })
+			if !errors.Is(out.Err, errLine) {
+				t.Fatalf("the client was told %+v", out)
+			}
+			for range reads {
+				h.settle()
+			}
+			again := h.submit(Submission{Agent: "echo", Key: "k"})
+			if got := h.get(again.ID); got.State != run.Assigned || len(x.started) != 1 {
+				t.Fatalf("run is %s, %d starts", got.State, len(x.started))
+			}
+		})
+	}
+}
+
+func TestAnEndWhoseCommitWasAnsweredWithAnErrorFreesTheSlot(t *testing.T) {
+	h, _ := localHouse(t, 1, agentNamed("echo", withCommand))
+	first, second := h.submit(Submission{Agent: "echo"}), h.submit(Submission{Agent: "echo"})
+	doubt(h).applied = 1
+	if res := h.report(runtime.Report{Type: runtime.Completed, Run: first.ID, N: 1}); !errors.Is(res.Err, errLine) {
+		t.Fatalf("the executor was told %v", res.Err)
+	}
+	wantState(t, h.get(first.ID), run.Succeeded, "")
+	wantState(t, h.get(second.ID), run.Assigned, "")
+}
+
+func TestAKeySubmittedTwiceInOnePassIsOneRunThatRuns(t *testing.T) {
+	h, x := localHouse(t, 2, agentNamed("echo", withCommand), agentNamed("other", withCommand))
+	out := await(h, func() []Submitted {
+		return h.p.Submit(t.Context(), []Submission{{Agent: "echo", Key: "k"}, {Agent: "other", Key: "k"}})
+	})
+	if out[0].Err != nil || out[1].Err == nil {
+		t.Fatalf("answers: %+v", out)
+	}
+	if got := h.get(out[0].Run.ID); got.Agent != "echo" || got.State != run.Assigned || len(x.started) != 1 {
+		t.Fatalf("run of %s is %s, %d starts", got.Agent, got.State, len(x.started))
+	}
+}
+
+func TestDeclarationsGoOnAfterAnApplyWithAnUnknownOutcome(t *testing.T) {
+	h := newHouse(t, agentNamed("echo"))
+	s := doubt(h)
+	s.applied = 1
+	changed := func(n int) *fleet.Agent { return agentNamed("echo", func(a *fleet.Agent) { a.Retry.MaxAttempts = n }) }
+	if _, err := h.p.Apply(t.Context(), fleetOf(changed(2)), ApplyOptions{}); !errors.Is(err, errLine) {
+		t.Fatalf("apply: %v", err)
+	}
+	if _, err := h.p.Apply(t.Context(), fleetOf(changed(3)), ApplyOptions{}); err != nil {
+		t.Fatalf("apply again: %v", err)
+	}
+	if got, err := h.p.DeclaredOne(t.Context(), fleet.KindAgent, "echo"); err != nil || got.Revision != 3 {
+		t.Fatalf("declared in revision %d, %v", got.Revision, err)
+	}
+}
+
+func TestAFailedTakeoverIsTriedAgain(t *testing.T) {
+	h := newHouse(t, agentNamed("echo"))
+	r := h.submit(Submission{Agent: "echo"})
+	p, err := New(Config{
+		Store: &shareable{doubtful: doubtful{Store: h.store}}, Name: "second",
+		Clock: h.p.cfg.Clock, Monotonic: h.p.cfg.Monotonic, Random: h.p.cfg.Random,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Prepare(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	p.store.(*shareable).lists = 1
+	for i := 0; !p.leads(); i++ {
+		if i > 30 {
+			t.Fatal("nobody took over")
+		}
+		h.mu.Lock()
+		h.now = h.now.Add(time.Second)
+		h.mu.Unlock()
+		p.Step(t.Context(), p.now())
+	}
+	p.Step(t.Context(), p.now())
+	if n := p.ix.tenants.of("default"); n.total() != 1 {
+		t.Fatalf("run %s is not known to the new leader", r.ID)
+	}
+}
+
+// shareable is a store that several processes have open, whose next listings fail.
+type shareable struct {
+	doubtful
+	lists int
+}
+
+func (s *shareable) Exclusive() bool { return false }
+
+func (s *shareable) List(ctx context.Context, q store.Query) (store.Page, error) {
+	if q.By == store.ByWorker && s.lists > 0 {
+		s.lists--
+		return store.Page{}, errLine
+	}
+	return s.Store.List(ctx, q)
+}
+
+func TestWakeUpsBeyondTheHorizonComeInTime(t *testing.T) {
+	h, _ := localHouse(t, 1, agentNamed("echo", withCommand, func(a *fleet.Agent) {
+		a.Timeouts.Attempt, a.Timeouts.Queue = fleet.Duration(time.Hour), fleet.Duration(2*time.Hour)
+	}))
+	first, second := h.submit(Submission{Agent: "echo"}), h.submit(Submission{Agent: "echo"})
+	if err := h.p.PauseAgent(t.Context(), "echo", true, "ann"); err != nil {
+		t.Fatal(err)
+	}
+	h.report(runtime.Report{Type: runtime.Started, Run: first.ID, N: 1})
+	for range 13 {
+		h.pass(5 * time.Minute)
+	}
+	if got := h.get(first.ID); got.Stop == nil && got.State == run.Running {
+		t.Fatalf("the attempt runs on after %s", h.now.Sub(began))
+	}
+	for range 12 {
+		h.pass(5 * time.Minute)
+	}
+	wantState(t, h.get(second.ID), run.Failed, run.QueueTimeout)
+}
+
+func TestNoSlotIsGivenTwiceWhileAPlacementIsInDoubt(t *testing.T) {
+	h, x := localHouse(t, 1, agentNamed("echo", withCommand))
+	s := doubt(h)
+	s.applied, s.reads = 1, 1
+	for range 2 {
+		h.p.Enter(t.Context(), []Submission{{Agent: "echo"}}, func() {})
+		h.settle()
+	}
+	if len(x.started) > 1 {
+		t.Fatalf("%d starts on one slot", len(x.started))
+	}
+	h.settle()
+	if len(x.started) != 1 {
+		t.Fatalf("%d starts when all is known, want 1", len(x.started))
+	}
+}
