@@ -196,3 +196,29 @@ func TestNoSlotIsGivenTwiceWhileAPlacementIsInDoubt(t *testing.T) {
 		t.Fatalf("%d starts when all is known, want 1", len(x.started))
 	}
 }
+
+func TestWorkersOfADeletedTargetGetNoRuns(t *testing.T) {
+	pool := func() *fleet.Target { return &fleet.Target{Meta: fleet.Meta{Name: "pool"}, Runtime: fleet.RuntimePoll} }
+	h := newHouse(t, agentNamed("echo"), pool())
+	lease := func() int {
+		resp, err := h.p.Lease(t.Context(), LeaseRequest{Worker: "w1", Target: "pool", Agents: []string{"echo"}, Max: 5, Slots: 5})
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.settle()
+		return len(resp.Leases)
+	}
+	lease()
+	if err := h.p.Delete(t.Context(), fleet.KindTarget, "pool", 0, "ann"); err != nil {
+		t.Fatal(err)
+	}
+	r := h.submit(Submission{Agent: "echo"})
+	wantState(t, h.get(r.ID), run.Unschedulable, run.NoEligibleTarget)
+	if _, err := h.p.Apply(t.Context(), fleetOf(pool()), ApplyOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	h.settle()
+	if n := lease(); n != 1 {
+		t.Fatalf("%d leases when the target is back, want 1", n)
+	}
+}

@@ -173,6 +173,11 @@ func (ix *index) undeclared(obj fleet.Object) {
 	switch o := obj.(type) {
 	case *fleet.Target:
 		ix.world.RemoveNode(o.Name())
+		for _, w := range ix.workers {
+			if w.target == o.Name() {
+				ix.world.RemoveNode(w.node)
+			}
+		}
 	case *fleet.Tenant:
 		ix.queue.SetWeight(o.Name(), 1)
 	}
