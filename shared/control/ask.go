@@ -3,6 +3,7 @@ package control
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -24,7 +25,7 @@ const (
 
 // Get returns a run.
 func (p *Plane) Get(ctx context.Context, id string) (*run.Record, error) {
-	records, errs := p.load(ctx, []string{id}, !p.leads())
+	records, errs := p.load(ctx, []string{id}, !p.store.Exclusive() || !p.leads())
 	return records[0], errs[0]
 }
 
@@ -51,7 +52,13 @@ func (p *Plane) List(ctx context.Context, f Filter, limit int, pageToken string)
 			q.Limit = min(maxScan-scanned, 200)
 		}
 		page, err := p.store.List(ctx, q)
-		if err != nil {
+		switch {
+		case errors.Is(err, store.ErrInvalid) && pageToken != "":
+			return out, &Refusal{
+				Code: CodeInvalid, Detail: "the runs cannot be listed from there",
+				Faults: []Fault{{Location: "pageToken", Message: "no token of this list; begin again without one"}},
+			}
+		case err != nil:
 			return out, fmt.Errorf("list runs: %w", err)
 		}
 		for i, d := range page.Docs {

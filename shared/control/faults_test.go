@@ -222,3 +222,28 @@ func TestWorkersOfADeletedTargetGetNoRuns(t *testing.T) {
 		t.Fatalf("%d leases when the target is back, want 1", n)
 	}
 }
+
+func TestWhatAnotherProcessWroteIsNotAnsweredFromMemory(t *testing.T) {
+	h := newHouse(t, agentNamed("echo"))
+	plane := func(name string) *Plane {
+		p, err := New(Config{Store: &shareable{doubtful: doubtful{Store: h.store}}, Name: name, Clock: h.p.cfg.Clock, Monotonic: h.p.cfg.Monotonic})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Prepare(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	a, b := plane("a"), plane("b")
+	r := h.submit(Submission{Agent: "echo"})
+	if _, err := a.Suspend(t.Context(), r.ID, "ann"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Resume(t.Context(), r.ID, "bob"); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := a.Suspend(t.Context(), r.ID, "ann"); err != nil || got.Seq != 5 {
+		t.Fatalf("suspending again gave event %d, %v, want the fifth", got.Seq, err)
+	}
+}

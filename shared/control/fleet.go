@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
 
@@ -53,6 +54,8 @@ type declarations struct {
 	mu      sync.RWMutex
 	current map[string]*declaration // by declaredID
 	kept    map[string]*declaration // revisions of agents that runs still use, by revisionID; bounded
+
+	doubt atomic.Bool // a write failed and may have been written
 }
 
 const maxKept = 1000
@@ -123,9 +126,22 @@ func (p *Plane) loadDeclarations(ctx context.Context) error {
 
 // catchUp follows a write of declarations that failed: somebody else was faster, or it was written after all.
 func (p *Plane) catchUp(ctx context.Context) {
-	if err := p.loadDeclarations(context.WithoutCancel(ctx)); err != nil {
-		p.log.WarnContext(ctx, "read the declared fleet again", "error", err)
+	p.declared.doubt.Store(true)
+	p.caughtUp(context.WithoutCancel(ctx))
+	p.wake()
+}
+
+// caughtUp reads again what is declared, if that is in doubt, and reports whether it is known now.
+func (p *Plane) caughtUp(ctx context.Context) bool {
+	if !p.declared.doubt.Swap(false) {
+		return true
 	}
+	if err := p.loadDeclarations(ctx); err != nil {
+		p.declared.doubt.Store(true)
+		p.log.WarnContext(ctx, "read the declared fleet again", "error", err)
+		return false
+	}
+	return true
 }
 
 func decodeDeclaration(doc store.Doc) (*declaration, error) {

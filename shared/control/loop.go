@@ -87,8 +87,8 @@ func (p *Plane) Step(ctx context.Context, now run.Instant) (more bool) {
 	p.stepHorizon(ctx, now)
 	more = p.stepDue(ctx, now)
 	p.stepConfirm(ctx, now)
-	if !p.reread(ctx, now) {
-		return more // a slot may be taken of which the index does not know: nothing is placed before that is read
+	if !p.caughtUp(ctx) || !p.reread(ctx, now) {
+		return more // nothing is placed while a slot may be taken, or a target gone, of which this process does not know
 	}
 	// 3. Arrivals, queue and placement, bound in one commit.
 	bindings, now, again := p.stepPlace(ctx, now)
@@ -126,7 +126,7 @@ func (p *Plane) untilNext() time.Duration {
 	if p.ix.horizon != 0 {
 		sooner(p.ix.horizon.Add(-horizon / 2).Sub(now))
 	}
-	if len(p.ix.left) > 0 {
+	if len(p.ix.left) > 0 || p.declared.doubt.Load() {
 		sooner(time.Second)
 	}
 	if p.sharesDirty {

@@ -130,6 +130,10 @@ func (p *Plane) changeRuns(ctx context.Context, ids []string, byRun map[string][
 				}
 				continue
 			}
+		case !fresh && !p.store.Exclusive():
+			// Nothing to write, so no comparison tells whether another process has changed the run: it is read.
+			again = append(again, id)
+			continue
 		default:
 			continue
 		}
@@ -137,7 +141,7 @@ func (p *Plane) changeRuns(ctx context.Context, ids []string, byRun map[string][
 		work, units = append(work, pd), append(units, pd.unit)
 	}
 	if len(units) == 0 {
-		return nil
+		return again
 	}
 	for k, err := range p.store.Commit(ctx, units) {
 		pd := work[k]
