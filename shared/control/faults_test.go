@@ -247,3 +247,25 @@ func TestWhatAnotherProcessWroteIsNotAnsweredFromMemory(t *testing.T) {
 		t.Fatalf("suspending again gave event %d, %v, want the fifth", got.Seq, err)
 	}
 }
+
+func TestAnAttemptIsHeardByAProcessThatDoesNotLead(t *testing.T) {
+	h := newHouse(t, agentNamed("echo"))
+	p, err := New(Config{Store: &shareable{doubtful: doubtful{Store: h.store}}, Name: "second", Clock: h.p.cfg.Clock, Monotonic: h.p.cfg.Monotonic})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Prepare(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	r := h.submit(Submission{Agent: "echo"})
+	h.lease("w1", 5, "echo")
+	if ans, err := p.BeginEffect(t.Context(), EffectBegin{Run: r.ID, N: 1, Effect: "mail", RequestHash: "h", Nonce: "n"}); err != nil || ans.Answer != "proceed" {
+		t.Fatalf("begin: %+v, %v", ans, err)
+	}
+	for i, name := range []string{"z", "a"} {
+		res := p.Report(t.Context(), []runtime.Report{{Type: runtime.StepDone, Run: r.ID, N: 1, Step: &runtime.Step{Name: name}}})[0]
+		if steps, err := p.stepsOf(t.Context(), r.ID); res.Err != nil || err != nil || len(steps) != i+1 || steps[i].Name != name {
+			t.Fatalf("step %s: %v; recorded are %+v, %v", name, res.Err, steps, err)
+		}
+	}
+}

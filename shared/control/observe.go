@@ -174,6 +174,10 @@ func (p *Plane) beside(ctx context.Context, r *runtime.Report) (*store.Unit, err
 
 // nextStep numbers a run's steps in the order in which they end.
 func (p *Plane) nextStep(ctx context.Context, id string, n int) (int, error) {
+	if !p.leads() {
+		steps, err := p.stepsOf(ctx, id)
+		return len(steps) + 1, err
+	}
 	take := func() (seq int, known bool) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
@@ -211,6 +215,10 @@ func (p *Plane) logUnit(r *runtime.Report, fence []store.Fence) (*store.Unit, er
 	lines := make([]runtime.LogLine, 0, len(r.Logs))
 	p.mu.Lock()
 	t := p.ix.runs[r.Run]
+	if !p.leads() {
+		p.mu.Unlock()
+		return nil, &Refusal{Code: CodeUnavailable, Detail: "another server bounds the logs of this run; send them there", RetryAfter: time.Second}
+	}
 	if t == nil || t.live == nil || t.live.n != r.N {
 		p.mu.Unlock()
 		return nil, fmt.Errorf("attempt %s: %w", runtime.AttemptID(r.Run, r.N), run.ErrFenced)
@@ -249,6 +257,9 @@ func (p *Plane) logUnit(r *runtime.Report, fence []store.Fence) (*store.Unit, er
 
 // standing adds what the attempt must know: its deadline and whether it must end; with p.mu held.
 func (p *Plane) standing(r *runtime.Report, res *runtime.Result, now run.Instant) {
+	if !p.leads() {
+		return // its index knows no attempts: the fences in the store have judged
+	}
 	t := p.ix.runs[r.Run]
 	if t == nil || t.live == nil || t.live.n != r.N {
 		if res.Err == nil && !changesRun(r.Type) {
