@@ -1,0 +1,330 @@
+package sim
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"strings"
+
+	"github.com/errand-run/errand/shared/control"
+	"github.com/errand-run/errand/shared/fleet"
+	"github.com/errand-run/errand/shared/run"
+	"github.com/errand-run/errand/shared/runtime"
+	"github.com/errand-run/errand/shared/store"
+)
+
+// ledger is the reference: which runs exist, as the applied writes made them, and what was acknowledged to whom.
+type ledger struct {
+	w        *world
+	runs     map[string]*known
+	order    []string // ids, as they came
+	purged   int
+	receipts map[string]*run.Receipt
+	keys     map[string]promise // by TENANT/KEY
+	asking   map[*process]asked
+	leader   string // by the dispatcher lease
+	led      int    // writes when it took the lease
+	writes   int
+}
+
+// known is a run.
+type known struct {
+	rec      *run.Record
+	folded   *run.Record // what its history makes of it
+	events   []run.Event
+	usage    run.Usage // sum of what its attempts reported
+	placedBy string
+	placedAt int // writes then
+	steps    map[string]string
+}
+
+// promise is what was acknowledged under a key.
+type promise struct{ run, request string }
+
+// asked is the attempt that a process is just serving.
+type asked struct {
+	run string
+	n   int
+}
+
+func newLedger(w *world) *ledger {
+	return &ledger{
+		w: w, runs: map[string]*known{}, receipts: map[string]*run.Receipt{}, keys: map[string]promise{}, asking: map[*process]asked{},
+	}
+}
+
+// asks notes that a process serves an attempt, until the returned function is called.
+func (l *ledger) asks(p *process, id string, n int) (done func()) {
+	before := l.asking[p]
+	l.asking[p] = asked{id, n}
+	return func() { l.asking[p] = before }
+}
+
+// holds reports whether an attempt may report.
+func (l *ledger) holds(id string, n int) bool {
+	k := l.runs[id]
+	return k != nil && holderOf(k.rec) == n
+}
+
+// fenced checks that no attempt is turned away that held its run before the call and holds it still.
+func (l *ledger) fenced(id string, n int, held bool, err error) {
+	if errors.Is(err, run.ErrFenced) && held && l.holds(id, n) {
+		l.w.fail("the attempt that holds a run is heard", "attempt %s: %v", runtime.AttemptID(id, n), err)
+	}
+}
+
+// wrote takes an applied unit of a process and checks it against what was there before.
+func (l *ledger) wrote(p *process, u *store.Unit) {
+	w := l.w
+	if a := l.asking[p]; a.run != "" {
+		k := l.runs[a.run]
+		if k == nil || !k.rec.Live() || k.rec.Attempt != a.n {
+			w.fail("what a fenced attempt sends changes nothing", "attempt %s wrote %s %s", runtime.AttemptID(a.run, a.n), u.Writes[0].Kind, u.Writes[0].ID)
+		}
+	}
+	for _, id := range u.Purge {
+		for rid, r := range l.receipts {
+			if r.Run == id {
+				delete(l.receipts, rid)
+			}
+		}
+	}
+	for i := range u.Writes {
+		d := &u.Writes[i]
+		l.writes++
+		w.mixText(string(d.Kind) + d.ID)
+		w.mix(uint64(d.Version))
+		switch d.Kind {
+		case store.KindRun:
+			if d.Delete {
+				l.deleted(p, d.ID)
+				continue
+			}
+			w.mixText(string(d.Body))
+			l.wroteRun(p, d)
+		case store.KindReceipt:
+			l.wroteReceipt(d)
+		case store.KindFleet:
+			l.wroteFleet(d)
+		case store.KindStep:
+			l.wroteStep(d)
+		case store.KindLease:
+			l.wroteLease(d)
+		}
+	}
+}
+
+func (l *ledger) deleted(p *process, id string) {
+	k := l.runs[id]
+	if k == nil || !k.rec.State.Terminal() || k.rec.Due == 0 || k.rec.Due > p.now() {
+		l.w.fail("only what has ended and is not kept any longer is removed", "run %s", id)
+	}
+	delete(l.runs, id)
+	l.purged++
+	for key, x := range l.keys {
+		if x.run == id {
+			delete(l.keys, key)
+		}
+	}
+}
+
+func (l *ledger) wroteFleet(d *store.Write) {
+	f := &l.w.fleet
+	kind, name, _ := strings.Cut(d.ID, "/")
+	if d.Delete {
+		if kind == fleet.KindTarget {
+			f.targets[name] = append(f.targets[name], nil)
+		}
+		return
+	}
+	var body struct {
+		Object json.RawMessage `json:"object"`
+		Paused bool            `json:"paused"`
+	}
+	if err := json.Unmarshal(d.Body, &body); err != nil {
+		l.w.fail("the declared fleet can be read", "%s: %v", d.ID, err)
+	}
+	obj, err := fleet.Decode(body.Object)
+	if err != nil {
+		l.w.fail("the declared fleet can be read", "%s: %v", d.ID, err)
+	}
+	switch o := obj.(type) {
+	case *fleet.Target:
+		f.targets[name] = append(f.targets[name], o)
+	case *fleet.Tenant:
+		f.tenants[name] = o
+	case *fleet.Agent:
+		f.agents[name] = o
+		if !strings.Contains(name, "@") {
+			f.paused[name] = body.Paused
+		}
+	}
+}
+
+func (l *ledger) wroteStep(d *store.Write) {
+	k := l.runs[d.Owner]
+	if k == nil {
+		l.w.fail("steps belong to runs", "step %s", d.ID)
+	}
+	if k.steps == nil {
+		k.steps = map[string]string{}
+	}
+	if d.Expect == 0 && k.steps[d.ID] != "" {
+		l.w.fail("a step ends once", "step %s", d.ID)
+	}
+	k.steps[d.ID] = string(d.Body)
+}
+
+func (l *ledger) wroteLease(d *store.Write) {
+	var x struct {
+		Holder string `json:"holder"`
+		Epoch  int64  `json:"epoch"`
+		Beat   int64  `json:"beat"`
+	}
+	if err := json.Unmarshal(d.Body, &x); err != nil {
+		l.w.fail("the dispatcher lease can be read", "%v", err)
+	}
+	if x.Beat == 0 || x.Holder != l.leader {
+		l.leader, l.led = x.Holder, l.writes
+	}
+}
+
+func (l *ledger) wroteReceipt(d *store.Write) {
+	r, err := run.DecodeReceipt(d.Body)
+	if err != nil {
+		l.w.fail("receipts can be read", "%v", err)
+	}
+	before := l.receipts[d.ID]
+	if before != nil && before.State == run.ReceiptDone {
+		l.w.fail("a committed receipt is final", "receipt %s became %s", d.ID, r.State)
+	}
+	l.receipts[d.ID] = r
+}
+
+// handed: an attempt is given to its executor only when that is durable.
+func (l *ledger) handed(p *process, x *worker, a *runtime.Assignment) {
+	k := l.runs[a.Run]
+	switch {
+	case k == nil:
+		l.w.fail("commit before start", "%s is handed over and does not exist", a.ID())
+	case k.rec.Attempt < a.N:
+		l.w.fail("commit before start", "%s is handed over, the record is at attempt %d", a.ID(), k.rec.Attempt)
+	case k.rec.Attempt == a.N && k.rec.Live() && x != nil && k.rec.Current().Node != p.nodeOf(x):
+		l.w.fail("an attempt goes where it was placed", "%s is handed to %s, it is on %s", a.ID(), x.id, k.rec.Current().Node)
+	}
+	for _, s := range a.Steps {
+		if s.Name != "" && k.steps[a.Run+"/"+s.Name] == "" {
+			l.w.fail("recorded steps are handed on", "%s gets step %s, which nobody recorded", a.ID(), s.Name)
+		}
+	}
+	if len(a.Steps) != len(k.steps) && k.rec.Attempt == a.N && x != nil {
+		l.w.fail("recorded steps are handed on", "%s gets %d steps of %d", a.ID(), len(a.Steps), len(k.steps))
+	}
+}
+
+func (p *process) nodeOf(x *worker) string {
+	target := x.target
+	if target == "" {
+		target = "workers"
+	}
+	return target + "/" + x.id
+}
+
+// answered: a client heard what became of its submission.
+func (l *ledger) answered(p *process, s *submission, out control.Submitted) {
+	w := l.w
+	name, request := s.Tenant+"/"+s.Key, requestOf(s)
+	w.say("submit of %s by %s, key %q: %s", s.Agent, s.Tenant, s.Key, outcomeOf(out.Run, out.Err))
+	l.checkAnswer("submit", out.Err)
+	var refusal *control.Refusal
+	earlier, promised := l.keys[name]
+	switch {
+	case errors.As(out.Err, &refusal) && refusal.Code == control.CodeConflict && s.Key != "":
+		if promised && earlier.request == request {
+			w.fail("the same request under a key gives the same run", "key %s: %v", name, out.Err)
+		}
+		return
+	case out.Err != nil:
+		return
+	}
+	k := l.runs[out.Run.ID]
+	switch {
+	case k == nil:
+		w.fail("what is acknowledged is durable", "run %s does not exist", out.Run.ID)
+	case k.rec.Tenant != s.Tenant || k.rec.Agent != s.Agent || !bytes.Equal(k.rec.Input.Inline, s.Input):
+		w.fail("what is acknowledged is what was asked", "run %s is of %s for %s", out.Run.ID, k.rec.Agent, k.rec.Tenant)
+	case s.Priority != nil && k.rec.Priority != *s.Priority:
+		w.fail("what is acknowledged is what was asked", "run %s has priority %d, not %d", out.Run.ID, k.rec.Priority, *s.Priority)
+	case s.Key == "" && out.Existed:
+		w.fail("a run without a key is a new one", "run %s", out.Run.ID)
+	}
+	if s.Key == "" {
+		return
+	}
+	if promised && (earlier.run != out.Run.ID || earlier.request != request) {
+		w.fail("a key means one run", "key %s: run %s before, run %s now", name, earlier.run, out.Run.ID)
+	}
+	l.keys[name] = promise{out.Run.ID, request}
+}
+
+func requestOf(s *submission) string {
+	body, err := json.Marshal(s.Submission)
+	if err != nil {
+		return err.Error()
+	}
+	return string(body)
+}
+
+func (l *ledger) retried(id string, r *run.Record) {
+	k := l.runs[r.ID]
+	if k == nil || k.rec.RetryOf != id {
+		l.w.fail("what is acknowledged is durable", "run %s, a retry of %s", r.ID, id)
+	}
+	if old := l.runs[id]; old != nil && (old.rec.WorkUnit() != k.rec.WorkUnit() || !old.rec.State.Terminal()) {
+		l.w.fail("a retry is of the same unit of work, and of a finished run", "run %s, a retry of %s", r.ID, id)
+	}
+}
+
+// reported: an executor heard that its report was taken.
+func (l *ledger) reported(rep *runtime.Report) {
+	k := l.runs[rep.Run]
+	if rep.Type != runtime.Completed || k == nil {
+		return
+	}
+	a := k.rec.Current()
+	switch {
+	case k.rec.State == run.Canceled:
+	case k.rec.State != run.Succeeded, a.N != rep.N, !bytes.Equal(k.rec.Output.Inline, rep.Output):
+		l.w.fail("a result that was acknowledged is kept", "run %s is %s with %s, attempt %d reported %s", rep.Run, k.rec.State, k.rec.Output.Inline, rep.N, rep.Output)
+	}
+}
+
+// begun: an attempt was answered about an effect.
+func (l *ledger) begun(a *attempt, ans *control.EffectAnswer) {
+	r := l.receipts[ans.ID]
+	switch run.Begin(ans.Answer) {
+	case run.BeginProceed:
+		if r == nil || r.State != run.ReceiptIntent || r.Run != a.Run || r.Attempt != a.N {
+			l.w.fail("intent before action", "%s may proceed with receipt %s, which is %+v", a.ID(), ans.ID, r)
+		}
+	case run.BeginDone:
+		if r == nil || r.State != run.ReceiptDone {
+			l.w.fail("done means committed", "receipt %s is %+v", ans.ID, r)
+		}
+	}
+}
+
+// nextDue is the soonest wake-up after now; 0 for none.
+func (l *ledger) nextDue(now run.Instant) run.Instant {
+	var soonest run.Instant
+	for _, k := range l.runs {
+		at := k.rec.WakeAt()
+		if k.rec.State == run.Queued {
+			at = run.Earliest(k.rec.Due, k.rec.Deadline)
+		}
+		if at > now && (soonest == 0 || at < soonest) {
+			soonest = at
+		}
+	}
+	return soonest
+}

@@ -1,0 +1,136 @@
+package sim
+
+// The operations. Their order is part of what a script means.
+const (
+	Nothing Op = iota
+
+	// Control processes and time.
+	Step   // one pass of a process
+	Settle // passes until there is nothing more to do
+	Tick   // up to a second goes by
+	NextDue
+	Wait // ten seconds to two minutes
+	Leap // up to an hour
+	Skew // one process's clock is set
+
+	// Clients.
+	Submit
+	Flood
+	Cancel
+	Suspend
+	Resume
+	Signal
+	Retry
+	Score
+
+	// Workers and their attempts.
+	Join
+	Lease
+	Beat
+	Work
+	Act // an effect goes on: begin, perform, commit
+	Vanish
+	Stall
+	Drain
+	Resolve // a person looks what became of an unknown effect
+
+	// The fleet.
+	ChangeTarget
+	DropTarget
+	ChangeTenant
+	ChangeAgent
+	PauseAgent
+
+	// Faults.
+	Crash
+	CommitFault // of the next commit: an error before or after it was applied, a crash there, conflicts, a long pause
+	ReadFault
+	StartFault // of the next start by a runtime
+)
+
+type opInfo struct {
+	name   string
+	weight int
+	do     func(*world, *rng)
+}
+
+// ops lists what each Op is called, how often it comes in a world of even temper, and what it does.
+var ops []opInfo
+
+func init() {
+	ops = []opInfo{
+		Nothing: {"Nothing", 0, func(*world, *rng) {}},
+
+		Step:    {"Step", 12, (*world).opStep},
+		Settle:  {"Settle", 22, (*world).opSettle},
+		Tick:    {"Tick", 14, (*world).opTick},
+		NextDue: {"NextDue", 8, (*world).opNextDue},
+		Wait:    {"Wait", 3, (*world).opWait},
+		Leap:    {"Leap", 1, (*world).opLeap},
+		Skew:    {"Skew", 1, (*world).opSkew},
+
+		Submit:  {"Submit", 14, (*world).opSubmit},
+		Flood:   {"Flood", 1, (*world).opFlood},
+		Cancel:  {"Cancel", 3, (*world).opCancel},
+		Suspend: {"Suspend", 2, (*world).opSuspend},
+		Resume:  {"Resume", 3, (*world).opResume},
+		Signal:  {"Signal", 4, (*world).opSignal},
+		Retry:   {"Retry", 2, (*world).opRetry},
+		Score:   {"Score", 1, (*world).opScore},
+
+		Join:    {"Join", 4, (*world).opJoin},
+		Lease:   {"Lease", 20, (*world).opLease},
+		Beat:    {"Beat", 14, (*world).opBeat},
+		Work:    {"Work", 34, (*world).opWork},
+		Act:     {"Act", 24, (*world).opAct},
+		Vanish:  {"Vanish", 2, (*world).opVanish},
+		Stall:   {"Stall", 2, (*world).opStall},
+		Drain:   {"Drain", 1, (*world).opDrain},
+		Resolve: {"Resolve", 3, (*world).opResolve},
+
+		ChangeTarget: {"ChangeTarget", 2, (*world).opChangeTarget},
+		DropTarget:   {"DropTarget", 1, (*world).opDropTarget},
+		ChangeTenant: {"ChangeTenant", 1, (*world).opChangeTenant},
+		ChangeAgent:  {"ChangeAgent", 1, (*world).opChangeAgent},
+		PauseAgent:   {"PauseAgent", 2, (*world).opPauseAgent},
+
+		Crash:       {"Crash", 3, (*world).opCrash},
+		CommitFault: {"CommitFault", 8, (*world).opCommitFault},
+		ReadFault:   {"ReadFault", 2, (*world).opReadFault},
+		StartFault:  {"StartFault", 2, (*world).opStartFault},
+	}
+}
+
+func (o Op) String() string { return ops[o].name }
+
+// temper is what a seed makes of its world.
+type temper struct {
+	two     bool // two control processes over one store
+	effects bool // agents act on the outside; clocks then go wrong by less than an effect's settling time
+	calm    bool // no faults of processes and stores
+	flood   bool
+}
+
+func temperOf(seed uint64) temper {
+	r := rng(seed ^ 0x7e3be5)
+	return temper{two: r.oneIn(4), effects: r.n(3) > 0, calm: r.oneIn(6), flood: r.oneIn(5)}
+}
+
+func (t temper) weight(op Op) int {
+	w := ops[op].weight
+	switch op {
+	case Crash, CommitFault, ReadFault, StartFault, Skew:
+		if t.calm {
+			return 0
+		}
+	case Act, Resolve:
+		if !t.effects {
+			return 0
+		}
+	case Flood:
+		if t.flood {
+			return 6 * w
+		}
+	}
+	return w
+}
