@@ -269,3 +269,25 @@ func TestAnAttemptIsHeardByAProcessThatDoesNotLead(t *testing.T) {
 		}
 	}
 }
+
+func TestACancelEndsAlsoWhenTheDeadlinePassesMeanwhile(t *testing.T) {
+	h := newHouse(t, agentNamed("echo"))
+	r := h.submit(Submission{Agent: "echo", Deadline: h.now.Add(time.Minute)})
+	h.lease("w1", 5, "echo")
+	beat := func() {
+		h.pass(5 * time.Second)
+		if _, err := h.p.Beat(t.Context(), WorkerBeat{Worker: "w1", Agents: []string{"echo"}, Slots: 10, Attempts: []string{r.ID + ".1"}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 10 {
+		beat()
+	}
+	if _, err := h.p.Cancel(t.Context(), r.ID, CancelRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	for range 7 {
+		beat()
+	}
+	wantState(t, h.get(r.ID), run.Canceled, run.CanceledByRequest)
+}

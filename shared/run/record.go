@@ -254,6 +254,8 @@ func (r *Record) WakeAt() Instant {
 		return r.Due
 	case Suspended:
 		return r.Deadline
+	case Canceling:
+		return r.Due // it ends anyway: a deadline that passes meanwhile must not stand before it
 	}
 	return Earliest(r.Due, r.Deadline)
 }
