@@ -339,12 +339,18 @@ func (p *Plane) Value(ctx context.Context, v run.Payload) (json.RawMessage, erro
 	return doc.Body, nil
 }
 
-// cache holds the newest known records, bounded; which record goes first does not matter for correctness.
+// cache holds the newest known records, bounded; which record goes first does not matter for correctness. Of finished
+// runs it keeps only the last few: whoever waited for one asks at once, and memory that is full of them costs every
+// garbage collection.
 type cache struct {
-	mu  sync.RWMutex
-	max int
-	m   map[string]*run.Record
+	mu   sync.RWMutex
+	max  int
+	m    map[string]*run.Record
+	over [lastFinished]string // ring of finished runs
+	next int
 }
+
+const lastFinished = 512
 
 func newCache(limit int) *cache { return &cache{max: limit, m: make(map[string]*run.Record)} }
 
@@ -360,6 +366,15 @@ func (c *cache) put(r *run.Record) {
 	defer c.mu.Unlock()
 	if known := c.m[r.ID]; known != nil && known.Seq > r.Seq {
 		return
+	}
+	if r.State.Terminal() {
+		if old := c.over[c.next]; old != r.ID {
+			if gone := c.m[old]; gone != nil && gone.State.Terminal() {
+				delete(c.m, old)
+			}
+		}
+		c.over[c.next] = r.ID
+		c.next = (c.next + 1) % lastFinished
 	}
 	if len(c.m) >= c.max {
 		for id := range c.m { // any entry: Go starts a range over a map at random
