@@ -422,3 +422,26 @@ func TestOutputOfSharedProcesses(t *testing.T) {
 		t.Errorf("output %q", got)
 	}
 }
+
+func TestWorkerThatHangsIsKilledAndReplaced(t *testing.T) {
+	c := runtimetest.NewControl(t)
+	rt := open(t, c)
+	a := agent(fleet.Pool, fleet.Worker, 2)
+	file := filepath.Join(t.TempDir(), "pids")
+	start(t, c, runtimetest.Attempt(a, "r1", 1, order{Do: "wait", File: file}))
+	pid := runtimetest.Lines(t, file, 1)[0]
+	if rt.Lost("stranger") {
+		t.Error("the runtime says that it started a worker which it does not know")
+	}
+	if !rt.Lost("local-checker-1") {
+		t.Error("the runtime does not know its own worker")
+	}
+	if got := c.Await(t, "r1", 1); got.Type != runtime.Failed || got.Class != run.ClassLost || !got.Ended {
+		t.Errorf("report %+v, want that the attempt is lost, and nothing of it left", got)
+	}
+	runtimetest.Gone(t, pid)
+	start(t, c, runtimetest.Attempt(a, "r2", 1, order{Do: "echo"}))
+	if got := c.Await(t, "r2", 1); got.Type != runtime.Completed {
+		t.Errorf("report %+v, want another process to complete the next one", got)
+	}
+}
