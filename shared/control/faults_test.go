@@ -291,3 +291,12 @@ func TestACancelEndsAlsoWhenTheDeadlinePassesMeanwhile(t *testing.T) {
 	}
 	wantState(t, h.get(r.ID), run.Canceled, run.CanceledByRequest)
 }
+
+func TestAnUnschedulableRunEndsAtItsDeadlineAndNotAtTheNextLook(t *testing.T) {
+	h := newHouse(t, agentNamed("echo"))
+	r := h.submit(Submission{Agent: "echo", Deadline: h.now.Add(7 * time.Minute)})
+	h.pass(5 * time.Minute)
+	wantState(t, h.get(r.ID), run.Unschedulable, run.NoEligibleTarget)
+	h.pass(2*time.Minute + time.Second)
+	wantState(t, h.get(r.ID), run.Failed, run.DeadlineExceeded)
+}

@@ -201,7 +201,11 @@ func (p *Plane) runningDue(d *draft, rec *run.Record, over bool, now run.Instant
 // the queue may be over.
 func (p *Plane) unschedulableDue(ctx context.Context, d *draft, rec *run.Record, now run.Instant) error {
 	a := p.agentOf(ctx, rec)
-	if a != nil && a.Timeouts.Queue > 0 && rec.QueuedAt.Add(a.Timeouts.Queue.Std()) <= now {
+	var waitsUntil run.Instant
+	if a != nil && a.Timeouts.Queue > 0 {
+		waitsUntil = rec.QueuedAt.Add(a.Timeouts.Queue.Std())
+	}
+	if waitsUntil != 0 && waitsUntil <= now {
 		d.events = append(d.events, p.ended(rec, run.Event{Type: run.EvFailed, At: now, Reason: run.NoEligibleTarget,
 			Message: "no target could take it in the time that timeouts.queue gives"}))
 		return nil
@@ -213,7 +217,7 @@ func (p *Plane) unschedulableDue(ctx context.Context, d *draft, rec *run.Record,
 		if decision.Outcome == placement.Unschedulable {
 			// Nothing is written while the reasons stay: only the next look is arranged.
 			p.mu.Lock()
-			p.ix.timers.set(rec.ID, now.Add(p.cfg.Flush))
+			p.ix.timers.set(rec.ID, run.Earliest(now.Add(p.cfg.Flush), rec.Deadline, waitsUntil))
 			p.mu.Unlock()
 			return nil
 		}
