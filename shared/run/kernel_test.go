@@ -72,6 +72,7 @@ func TestDecide(t *testing.T) {
 		"a parked attempt cannot succeed any more":             {"", []Event{assigned, started, parked}, succeeded, ErrFenced},
 		"an agent's run does not succeed while it waits":       {"", []Event{assigned, started, parked}, Event{Type: EvSucceeded}, ErrFenced},
 		"a workflow does":                                      {KindWorkflow, []Event{assigned, started, parked}, Event{Type: EvSucceeded}, nil},
+		"a workflow does not for an attempt told to end":       {KindWorkflow, []Event{assigned, started, stopped}, Event{Type: EvSucceeded}, ErrFenced},
 		"an attempt that is told to end cannot succeed":        {"", []Event{assigned, started, stopped}, succeeded, ErrFenced},
 		"nor start":             {"", []Event{assigned, stopped}, started, ErrFenced},
 		"nor park":              {"", []Event{assigned, started, stopped}, parked, ErrFenced},

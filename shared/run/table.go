@@ -117,8 +117,10 @@ func (r *Record) admits(row *Transition, e *Event) bool {
 	case EvStarted, EvParked, EvReleased: // reports: see Holder
 		return e.Attempt != 0 && e.Attempt == r.Holder()
 	case EvSucceeded:
-		// A workflow has no attempt while it waits.
-		return e.Attempt == r.Holder() && (e.Attempt != 0 || r.Kind != KindAgent)
+		if e.Attempt == 0 { // a workflow has no attempt while it waits
+			return r.Kind != KindAgent && (r.Attempt == 0 || !r.Live())
+		}
+		return e.Attempt == r.Holder()
 	}
 	if !row.Fenced { // it may name the newest attempt, also when that has ended
 		return e.Attempt == 0 || e.Attempt == r.Attempt

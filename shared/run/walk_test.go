@@ -126,7 +126,7 @@ func checkStep(t *rapid.T, before, after *Record, e Event) {
 		t.Fatalf("%s took the attempt from %d to %d", e.Type, before.Attempt, after.Attempt)
 	case after.Spent < 0 || after.Returned < before.Returned:
 		t.Fatalf("%s: spent %d, returned %d after %d", e.Type, after.Spent, after.Returned, before.Returned)
-	case row.Fenced && e.Attempt != before.Attempt:
+	case row.Fenced && e.Attempt != before.Attempt && (e.Type != EvSucceeded || e.Attempt != 0 || before.Kind == KindAgent || before.Live()):
 		t.Fatalf("%s of attempt %d happened to attempt %d", e.Type, e.Attempt, before.Attempt)
 	case e.Attempt != 0 && e.Type != EvAssigned && e.Attempt != before.Attempt:
 		t.Fatalf("%s spoke for attempt %d at attempt %d", e.Type, e.Attempt, before.Attempt)
