@@ -300,3 +300,21 @@ func TestAnUnschedulableRunEndsAtItsDeadlineAndNotAtTheNextLook(t *testing.T) {
 	h.pass(2*time.Minute + time.Second)
 	wantState(t, h.get(r.ID), run.Failed, run.DeadlineExceeded)
 }
+
+func TestAProcessThatDoesNotLeadTurnsWorkersAway(t *testing.T) {
+	h := newHouse(t, agentNamed("echo"))
+	p, err := New(Config{Store: &shareable{doubtful: doubtful{Store: h.store}}, Name: "second", Clock: h.p.cfg.Clock, Monotonic: h.p.cfg.Monotonic})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Prepare(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	var refusal *Refusal
+	if _, err := p.Lease(t.Context(), LeaseRequest{Worker: "w", Agents: []string{"echo"}, Max: 1}); !errors.As(err, &refusal) || refusal.Code != CodeUnavailable {
+		t.Errorf("lease: %v", err)
+	}
+	if _, err := p.Beat(t.Context(), WorkerBeat{Worker: "w", Agents: []string{"echo"}, Slots: 1}); !errors.As(err, &refusal) || refusal.Code != CodeUnavailable {
+		t.Errorf("beat: %v", err)
+	}
+}

@@ -65,7 +65,8 @@ func (p *Plane) Step(ctx context.Context, now run.Instant) (more bool) {
 	}
 	leads := p.leads()
 	switch {
-	case !leads && led:
+	case !leads && p.indexed: // also when the lead ended between two passes
+		p.indexed = false
 		p.mu.Lock()
 		p.ix = newIndex(p.cfg)
 		p.mu.Unlock()
@@ -76,7 +77,7 @@ func (p *Plane) Step(ctx context.Context, now run.Instant) (more bool) {
 			if err := p.led.Resign(ctx); err != nil {
 				p.log.WarnContext(ctx, "dispatcher lease", "error", err)
 			}
-			leads = false
+			leads, p.indexed = false, true // what there is of it goes with the next pass
 		}
 	}
 	if !leads {
@@ -206,6 +207,7 @@ func (p *Plane) takeOver(ctx context.Context, now run.Instant) error {
 			p.log.WarnContext(ctx, "take an orphaned attempt back", "error", o.err)
 		}
 	}
+	p.indexed = true
 	p.wake()
 	return nil
 }

@@ -131,6 +131,7 @@ type Plane struct {
 	sharesDirty   bool // guarded by mu, as is sharesAt
 	sharesAt      run.Instant
 	sharesVersion int64 // the loop's own
+	indexed       bool  // the loop's own: ix holds what this process decides over
 
 	mu  sync.Mutex // guards ix
 	ix  *index     // the leader's memory

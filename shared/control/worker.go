@@ -95,6 +95,9 @@ func (p *Plane) Lease(ctx context.Context, req LeaseRequest) (LeaseResponse, err
 	if err := p.checkWorker(&req); err != nil {
 		return resp, err
 	}
+	if !p.leads() {
+		return resp, notLeading("lease")
+	}
 	deadline := time.Now().Add(min(req.Wait, maxLeaseWait)) // of a connection, not of a run: the real clock
 	for {
 		// 1. Take what is there.
@@ -145,6 +148,11 @@ func (p *Plane) Lease(ctx context.Context, req LeaseRequest) (LeaseResponse, err
 			return resp, nil
 		}
 	}
+}
+
+// notLeading turns a worker away from a process whose index knows no workers.
+func notLeading(what string) error {
+	return &Refusal{Code: CodeUnavailable, Detail: what + ": another server decides; ask again", RetryAfter: time.Second}
 }
 
 func (p *Plane) checkWorker(req *LeaseRequest) error {
@@ -273,6 +281,9 @@ func (p *Plane) Beat(ctx context.Context, b WorkerBeat) (WorkerStanding, error) 
 	req := LeaseRequest{Worker: b.Worker, Target: b.Target, Agents: b.Agents, Slots: b.Slots, Max: 1}
 	if err := p.checkWorker(&req); err != nil {
 		return standing, err
+	}
+	if !p.leads() {
+		return standing, notLeading("heartbeat") // an answer from here would tell the worker that nothing is its own
 	}
 	if len(b.Attempts) > maxSlots {
 		return standing, refuse(CodeTooLarge, "worker %s: %d attempts, %d at most", b.Worker, len(b.Attempts), maxSlots)
