@@ -152,7 +152,7 @@ func (l *ledger) placed(p *process, k *known) {
 			w.fail("a run is assigned to a worker that is there", "run %s to %s", r.ID, cur.Node)
 		case !contains(h.agents, r.Agent):
 			w.fail("a run is assigned to a worker that serves it", "run %s of %s to %s", r.ID, r.Agent, cur.Node)
-		case h.draining:
+		case h.draining && !w.temper.two: // who takes over hears of it with the next heartbeat
 			w.fail("a draining worker gets no run", "run %s to %s", r.ID, cur.Node)
 		}
 		capacity = h.slots

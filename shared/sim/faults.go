@@ -133,6 +133,8 @@ func (s *faulty) unlucky(u *store.Unit, bit uint64) bool {
 // pause lets the world go on while this process hangs.
 func (s *faulty) pause() {
 	w := s.p.w
+	s.p.hung = true
+	defer func() { s.p.hung = false }()
 	r := rng(s.roll)
 	for range 1 + r.n(4) {
 		w.passed += time.Duration(r.n(8000)) * time.Millisecond

@@ -48,6 +48,7 @@ func (w *world) heal() {
 		w.advance(time.Second)
 		p.settle()
 	}
+	p.settle() // it catches up with what it was in doubt about
 	// 2. A fleet that can take everything, and workers that work.
 	for _, name := range agentNames[1:] {
 		w.on(p, func() {

@@ -95,6 +95,7 @@ type process struct {
 	bootAt  time.Duration
 	boots   int
 	down    bool
+	hung    bool               // in the middle of something
 	heard   map[string]hearing // by worker
 	waiting []*submission
 }
@@ -242,7 +243,7 @@ type crash struct{ p *process }
 
 // on runs f against a process and reports whether the process was there to the end.
 func (w *world) on(p *process, f func()) (done bool) {
-	if p.down {
+	if p.down || p.hung {
 		return false
 	}
 	defer func() {
@@ -261,7 +262,7 @@ func (w *world) on(p *process, f func()) (done bool) {
 // die loses all that the process held: memory, open calls and the executors inside it.
 func (p *process) die() {
 	p.w.say("process %s dies", p.name)
-	p.down = true
+	p.down, p.hung = true, false
 	delete(p.w.ledger.asking, p)
 	for _, a := range p.exec.list {
 		a.dead = true
@@ -274,7 +275,7 @@ func (p *process) now() run.Instant { return run.At(began.Add(p.w.passed + p.off
 
 // leads reports whether the process believes that it decides.
 func (p *process) leads() bool {
-	if p.down {
+	if p.down || p.hung {
 		return false
 	}
 	leads, _ := p.plane.Health()
