@@ -10,15 +10,17 @@ GOLANGCI_LINT ?= $(GO) run github.com/golangci/golangci-lint/v2/cmd/golangci-lin
 # The command that runs tests. Another one may report differently; it takes the same arguments.
 GOTEST ?= $(GO) test
 
-# How long each fuzz target runs, and how often the chaos test kills the server.
+# How long each fuzz target runs, how often the chaos test kills the server, and which seeds are simulated.
 FUZZTIME ?= 60s
 ROUNDS   ?= 30
+SEED     ?= $(shell date +%s)
+SEEDS    ?= 2000
 
 # Folder and name of each fuzz target. Looking for them is much quicker than asking each test binary.
 fuzz_targets = grep -rno --include='*_test.go' '^func Fuzz[A-Za-z0-9_]*' . | sed -E 's|^(.*)/[^/]*:[0-9]+:func (.*)$$|\1 \2|' | sort
 
 .DEFAULT_GOAL := help
-.PHONY: help build run test race fuzz chaos bench lint format generate current vet verify clean
+.PHONY: help build run test race sim fuzz chaos bench lint format generate current vet verify clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,6 +39,9 @@ test: vet ## Vet, then run every test with the race detector
 
 race: ## Run every test three times with the race detector, in random order
 	$(GOTEST) -race -timeout 30m -count 3 -shuffle on ./...
+
+sim: ## Simulate SEEDS=2000 seeds from SEED on, and check every write
+	ERRAND_SIM_SEED=$(SEED) ERRAND_SIM_SEEDS=$(SEEDS) $(GO) test -count 1 -timeout 60m -run TestSeeds -v ./shared/sim
 
 fuzz: ## Fuzz each decoder in turn, FUZZTIME=60s each
 	@set -euo pipefail; \

@@ -98,9 +98,10 @@ func House() Rules {
 				"cli/internal/bench", "cli/internal/board", "cli/internal/inputs", "cli/internal/render",
 			}},
 
-			// Tests of the whole, which have no code beside them.
+			// Tests of the whole.
 			"e2e":   {Layer: doors},
 			"chaos": {Layer: doors},
+			"sim":   {Layer: doors, Suite: true},
 
 			// Leaves: they know nothing of the house, so it does not matter which layer they stand in.
 			"version":       {Layer: doors},
