@@ -21,7 +21,6 @@ type call struct {
 	acted       bool
 	landsAt     time.Duration
 	value       json.RawMessage
-	unknown     bool // it was told that nobody knows
 	found       string
 }
 
