@@ -16,7 +16,7 @@ import (
 type doubtful struct {
 	store.Store
 	applied, failed int
-	reads           int
+	reads, dues     int
 }
 
 var errLine = errors.New("line is down")
@@ -317,4 +317,27 @@ func TestAProcessThatDoesNotLeadTurnsWorkersAway(t *testing.T) {
 	if _, err := p.Beat(t.Context(), WorkerBeat{Worker: "w", Agents: []string{"echo"}, Slots: 1}); !errors.As(err, &refusal) || refusal.Code != CodeUnavailable {
 		t.Errorf("beat: %v", err)
 	}
+}
+
+func TestWakeUpsThatCouldNotBeReadAreReadLater(t *testing.T) {
+	h := newHouse(t, agentNamed("echo"))
+	r := h.submit(Submission{Agent: "echo", Deadline: h.now.Add(10*time.Minute + 5*time.Second)})
+	if _, err := h.p.Suspend(t.Context(), r.ID, "ann"); err != nil {
+		t.Fatal(err)
+	}
+	h.settle()
+	s := doubt(h)
+	s.dues = 2
+	h.pass(10*time.Minute + 6*time.Second)
+	s.dues = 0
+	h.pass(2 * time.Second)
+	wantState(t, h.get(r.ID), run.Failed, run.DeadlineExceeded)
+}
+
+func (s *doubtful) Due(ctx context.Context, shard uint8, until, afterWake int64, afterID string, limit int) ([]store.Doc, error) {
+	if s.dues > 0 {
+		s.dues--
+		return nil, errLine
+	}
+	return s.Store.Due(ctx, shard, until, afterWake, afterID, limit)
 }

@@ -312,7 +312,8 @@ func (p *Plane) knows(id string) bool {
 // stepHorizon reads the next stretch of wake-ups when half of the last one has passed.
 func (p *Plane) stepHorizon(ctx context.Context, now run.Instant) {
 	p.mu.Lock()
-	from := p.ix.horizon
+	was := p.ix.horizon
+	from := was
 	if p.ix.roomForBacklog() {
 		// There is room again for queued runs that wait in the store: they are due since they were queued.
 		p.ix.backlog, from = false, 0
@@ -324,7 +325,7 @@ func (p *Plane) stepHorizon(ctx context.Context, now run.Instant) {
 	if err := p.readDue(ctx, from, now.Add(horizon)); err != nil {
 		p.log.WarnContext(ctx, "read what is due next", "error", err)
 		p.mu.Lock()
-		p.ix.horizon = max(from, now)
+		p.ix.horizon = was // what lies between is still to be read
 		if from == 0 {
 			p.ix.timers.set(backlogKey, now.Add(time.Second))
 		}
