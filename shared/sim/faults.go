@@ -138,6 +138,7 @@ func (s *faulty) pause() {
 	r := rng(s.roll)
 	for range 1 + r.n(4) {
 		w.passed += time.Duration(r.n(8000)) * time.Millisecond
+		w.outside.land()
 		for _, other := range w.procs {
 			if other != s.p {
 				other.settle()

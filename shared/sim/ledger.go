@@ -280,8 +280,8 @@ func (l *ledger) retried(id string, r *run.Record) {
 	if k == nil || k.rec.RetryOf != id {
 		l.w.fail("what is acknowledged is durable", "run %s, a retry of %s", r.ID, id)
 	}
-	if old := l.runs[id]; old != nil && (old.rec.WorkUnit() != k.rec.WorkUnit() || !old.rec.State.Terminal()) {
-		l.w.fail("a retry is of the same unit of work, and of a finished run", "run %s, a retry of %s", r.ID, id)
+	if old := l.runs[id]; old != nil && old.rec.WorkUnit() != k.rec.WorkUnit() {
+		l.w.fail("a retry is of the same unit of work", "run %s, a retry of %s", r.ID, id)
 	}
 }
 
