@@ -36,6 +36,9 @@ const (
 
 	// EnvPort is the port of the http protocol.
 	EnvPort = "PORT"
+	// EnvListen is the address to listen on, without a port; every interface when empty, as platforms need it. The
+	// local runtime gives the loopback address: what runs on a laptop is nobody else's to call.
+	EnvListen = "ERRAND_LISTEN"
 
 	// EnvToken, EnvRun, EnvAttempt and EnvKey tell a stdio process its attempt's bearer token, run, attempt (RUN.N) and
 	// unit of work.
@@ -80,6 +83,7 @@ type environment struct {
 	slots       int
 	grace       time.Duration
 	port        int
+	listen      string // address to listen on, "" for every interface
 	token       string
 	connect     connect
 }
@@ -143,7 +147,7 @@ func readEnvironment(getenv func(string) string) (*environment, error) {
 		if err != nil || n < 0 || n > 65535 {
 			fault(EnvPort, "want the port to listen on, 0 to 65535")
 		}
-		e.port = n
+		e.port, e.listen = n, getenv(EnvListen)
 	case ProtocolStdio:
 	default:
 		fault(EnvProtocol, "want worker, http or stdio")

@@ -100,7 +100,7 @@ type server struct {
 
 // serve runs the http protocol until ctx ends.
 func (p *process) serve(ctx context.Context, env *environment, log *slog.Logger, h handle) error {
-	listener, err := net.Listen("tcp", ":"+strconv.Itoa(env.port))
+	listener, err := net.Listen("tcp", net.JoinHostPort(env.listen, strconv.Itoa(env.port)))
 	if err != nil {
 		return fmt.Errorf("listen for runs: %w", err)
 	}

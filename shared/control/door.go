@@ -35,7 +35,11 @@ type Refusal struct {
 	Faults     []Fault
 	RetryAfter time.Duration // 0 where waiting does not help
 	Current    string        // stale: the version that is there
+	Cause      error         // unavailable: the outage behind it; nil otherwise
 }
+
+// Unwrap gives the outage behind the refusal.
+func (r *Refusal) Unwrap() error { return r.Cause }
 
 // Fault locates one error in what was asked: a path such as input.lines[2].amount.
 type Fault struct{ Location, Message string }

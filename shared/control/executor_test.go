@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -298,5 +299,54 @@ func TestRunsThatFindNoPlaceInTheQueuesMemoryAreReadAgainFromTheStore(t *testing
 			h.report(runtime.Report{Type: runtime.Completed, Run: l.Run, N: l.N})
 			delete(left, l.Run)
 		}
+	}
+}
+
+func TestAStartThatIsRefusedAgainAndAgainFailsTheRun(t *testing.T) {
+	h, x := localHouse(t, 2, agentNamed("echo", withCommand))
+	x.refuse = fmt.Errorf("no such program: %w", runtime.ErrRefused)
+	r := h.submit(Submission{Agent: "echo"})
+	for range 20 {
+		h.pass(2 * time.Minute)
+	}
+	got := h.get(r.ID)
+	wantState(t, got, run.Failed, run.StartFailed)
+	if got.Attempt != maxStartFailures || got.Spent != 0 {
+		t.Fatalf("%d attempts, %d spent", got.Attempt, got.Spent)
+	}
+}
+
+func TestAnAttemptThatParksInAStepThatHasEndedFails(t *testing.T) {
+	h := newHouse(t, agentNamed("loops"))
+	r := h.submit(Submission{Agent: "loops"})
+	for n := 1; n <= 2; n++ {
+		h.lease("w1", 1, "loops")
+		h.report(runtime.Report{Type: runtime.Parked, Run: r.ID, N: n, Park: &run.Park{On: run.OnTimer, Step: "a", Until: run.At(began.Add(-time.Hour))}})
+	}
+	if got := h.get(r.ID); got.State != run.Failed || got.Reason != run.NonRetryable || got.Attempt != 2 {
+		t.Fatalf("run is %s (%s) in attempt %d", got.State, got.Reason, got.Attempt)
+	}
+}
+
+func TestTheCacheIsBoundedInBytes(t *testing.T) {
+	c := newCache(1000)
+	big := json.RawMessage(`"` + strings.Repeat("x", 1<<20) + `"`)
+	for i := range 200 {
+		c.put(&run.Record{Spec: run.Spec{ID: fmt.Sprint(i), Input: run.Payload{Inline: big}}, State: run.Queued, Seq: 1})
+	}
+	if c.size > maxCacheBytes || len(c.m) < 50 {
+		t.Fatalf("%d records of %d bytes", len(c.m), c.size)
+	}
+	for id := range c.m {
+		c.drop(id)
+	}
+	if c.size != 0 {
+		t.Fatalf("%d bytes are left of nothing", c.size)
+	}
+	for i := range 2 * lastFinished {
+		c.put(&run.Record{Spec: run.Spec{ID: fmt.Sprint(i)}, State: run.Succeeded, Seq: 1})
+	}
+	if len(c.m) != lastFinished {
+		t.Fatalf("%d finished runs are kept, want %d", len(c.m), lastFinished)
 	}
 }

@@ -195,7 +195,14 @@ func (p *Plane) settle(ctx context.Context, a arrival, err error) Submitted {
 	if errors.As(err, &refusal) {
 		return Submitted{Err: err}
 	}
-	return Submitted{Err: fmt.Errorf("submit a run of %s: %w", a.rec.Agent, err)}
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return Submitted{Err: fmt.Errorf("submit a run of %s: %w", a.rec.Agent, err)}
+	}
+	// An outage of the store: a disk that is full, say. Whoever asked can come back.
+	return Submitted{Err: &Refusal{
+		Code: CodeUnavailable, RetryAfter: time.Second, Cause: err,
+		Detail: fmt.Sprintf("the store answered the write of the run with an error (%v); under a key it is safe to submit it again", err),
+	}}
 }
 
 // admit checks a submission and makes its record.

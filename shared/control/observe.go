@@ -421,6 +421,16 @@ func (p *Plane) queueEnd(ctx context.Context, rec *run.Record, now run.Instant) 
 // parked ends the attempt until what it waits for comes. If it is there already, the run goes back to the queue.
 func (p *Plane) parked(ctx context.Context, d *draft, rec *run.Record, r *runtime.Report, usage *run.Usage, now run.Instant) error {
 	park := *r.Park
+	// A step ends once: an attempt that waits again in one that has ended does not look at what it was given, and would
+	// go round for ever without spending anything.
+	switch _, err := p.store.Get(ctx, store.KindStep, stepID(rec.ID, park.Step)); {
+	case err == nil:
+		f := retry.Failure{Class: run.ClassUser, Code: "StepEnded", Final: true,
+			Message: fmt.Sprintf("it parked in step %.80q, which has ended before: its result is among the steps that the attempt was given", park.Step)}
+		return p.failed(ctx, d, rec, f, usage, true, now)
+	case !errors.Is(err, store.ErrNotFound):
+		return fmt.Errorf("read step %s of run %s: %w", park.Step, rec.ID, err)
+	}
 	seq, err := p.nextStep(ctx, rec.ID, rec.Attempt)
 	if err != nil {
 		return err

@@ -137,29 +137,46 @@ func TestATimedOutAttemptNeverRunsBesideItsSuccessor(t *testing.T) { // case F16
 }
 
 func TestADeadlineSurvivesARestart(t *testing.T) { // case F39
-	h := newHouse(t, agentNamed("quiet", func(a *fleet.Agent) { a.Timeouts.Attempt = fleet.Duration(10 * time.Minute) }))
-	r := h.submit(Submission{Agent: "quiet", Deadline: h.now.Add(time.Minute)})
-	h.lease("w1", 5, "quiet")
-	beat := func() {
-		h.pass(10 * time.Second)
-		if _, err := h.p.Beat(t.Context(), WorkerBeat{Worker: "w1", Agents: []string{"quiet"}, Slots: 10, Attempts: []string{r.ID + ".1"}}); err != nil {
-			t.Fatal(err)
-		}
-		h.settle()
+	for name, c := range map[string]struct{ confirms bool }{
+		"an attempt that ends when it is told to": {true},
+		"an attempt that does not":                {false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHouse(t, agentNamed("quiet", func(a *fleet.Agent) { a.Timeouts.Attempt = fleet.Duration(10 * time.Minute) }))
+			r := h.submit(Submission{Agent: "quiet", Deadline: h.now.Add(time.Minute)})
+			h.lease("w1", 5, "quiet")
+			beat := func() WorkerStanding {
+				s, err := h.p.Beat(t.Context(), WorkerBeat{Worker: "w1", Agents: []string{"quiet"}, Slots: 10, Attempts: []string{r.ID + ".1"}})
+				if err != nil {
+					t.Fatal(err)
+				}
+				h.settle()
+				return s
+			}
+			for i := range 5 {
+				h.pass(10 * time.Second)
+				beat()
+				if i == 2 {
+					h.open()
+				}
+			}
+			h.pass(9 * time.Second)
+			if got := h.get(r.ID); got.State.Terminal() {
+				t.Fatalf("run is %s before its deadline", got.State)
+			}
+			h.pass(2 * time.Second)
+			if s := beat(); len(s.Attempts) != 1 || !s.Attempts[0].Cancel || s.Attempts[0].CancelReason != run.DeadlineExceeded {
+				t.Fatalf("at the deadline the worker is told %+v, want cancel", s)
+			}
+			if c.confirms {
+				h.report(runtime.Report{Type: runtime.Failed, Run: r.ID, N: 1, Class: run.ClassCanceled})
+			} else {
+				wantState(t, h.get(r.ID), run.Running, "") // it may be alive and holds its slot
+				h.pass(26 * time.Second)
+			}
+			wantState(t, h.get(r.ID), run.Failed, run.DeadlineExceeded)
+		})
 	}
-	for range 3 {
-		beat()
-	}
-	h.open()
-	for range 2 {
-		beat()
-	}
-	h.pass(9 * time.Second)
-	if got := h.get(r.ID); got.State.Terminal() {
-		t.Fatalf("run is %s before its deadline", got.State)
-	}
-	h.pass(2 * time.Second)
-	wantState(t, h.get(r.ID), run.Failed, run.DeadlineExceeded)
 }
 
 func TestAHeadThatCannotBePlacedDoesNotDelayThoseBehind(t *testing.T) { // case F26

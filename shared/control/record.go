@@ -348,9 +348,22 @@ type cache struct {
 	m    map[string]*run.Record
 	over [lastFinished]string // ring of finished runs
 	next int
+	size int // bytes of the values that the records hold
 }
 
-const lastFinished = 512
+const (
+	lastFinished  = 512
+	maxCacheBytes = 64 << 20
+)
+
+// bytesOf is about what a record costs beyond its own fields.
+func bytesOf(r *run.Record) int {
+	n := len(r.Input.Inline) + len(r.Output.Inline) + len(r.Detail) + 200*len(r.Tail)
+	for i := range r.Signals {
+		n += len(r.Signals[i].Payload.Inline)
+	}
+	return n
+}
 
 func newCache(limit int) *cache { return &cache{max: limit, m: make(map[string]*run.Record)} }
 
@@ -370,24 +383,33 @@ func (c *cache) put(r *run.Record) {
 	if r.State.Terminal() {
 		if old := c.over[c.next]; old != r.ID {
 			if gone := c.m[old]; gone != nil && gone.State.Terminal() {
-				delete(c.m, old)
+				c.remove(old)
 			}
 		}
 		c.over[c.next] = r.ID
 		c.next = (c.next + 1) % lastFinished
 	}
-	if len(c.m) >= c.max {
-		for id := range c.m { // any entry: Go starts a range over a map at random
-			delete(c.m, id)
+	c.remove(r.ID)
+	for id := range c.m { // any entry: Go starts a range over a map at random
+		if len(c.m) < c.max && c.size+bytesOf(r) <= maxCacheBytes {
 			break
 		}
+		c.remove(id)
 	}
 	c.m[r.ID] = r
+	c.size += bytesOf(r)
+}
+
+func (c *cache) remove(id string) {
+	if r := c.m[id]; r != nil {
+		c.size -= bytesOf(r)
+		delete(c.m, id)
+	}
 }
 
 func (c *cache) drop(id string) {
 	c.mu.Lock()
-	delete(c.m, id)
+	c.remove(id)
 	c.mu.Unlock()
 }
 

@@ -21,6 +21,13 @@ func (p *Plane) failed(ctx context.Context, d *draft, rec *run.Record, f retry.F
 	if a := p.agentOf(ctx, rec); a != nil {
 		policy = a.Retry
 	}
+	if f.Code == string(run.StartFailed) && startFailures(rec) >= maxStartFailures-1 {
+		d.events = append(d.events, p.ended(rec, run.Event{
+			Type: run.EvFailed, At: now, Attempt: rec.Attempt, Reason: run.StartFailed, Class: f.Class, Code: f.Code,
+			Message: fmt.Sprintf("its start failed %d times in a row: %s", maxStartFailures, f.Message), Sure: sure,
+		}))
+		return nil
+	}
 	// 1. The policy sees the attempt as started, if the draft starts it.
 	seen := rec
 	if len(d.events) > 0 {
@@ -50,6 +57,24 @@ func (p *Plane) failed(ctx context.Context, d *draft, rec *run.Record, f retry.F
 	e.Type, e.Reason = run.EvFailed, v.Reason
 	d.events = append(d.events, p.ended(rec, e))
 	return nil
+}
+
+// maxStartFailures is how often in a row a start may be refused (a build that fails, a command that is not there) before
+// the run fails. They spend no attempt, so the retry policy does not bound them.
+const maxStartFailures = 5
+
+// startFailures counts the newest attempts in a row that never started.
+func startFailures(rec *run.Record) int {
+	n := 0
+	for i := len(rec.Attempts) - 1; i >= 0; i-- {
+		switch a := &rec.Attempts[i]; {
+		case a.Code == string(run.StartFailed):
+			n++
+		case a.EndedAt != 0:
+			return n
+		}
+	}
+	return n
 }
 
 // lost is the edit for an attempt whose executor is gone or no longer has it. unspent gives it back: it certainly did
@@ -124,8 +149,9 @@ func (p *Plane) due(id string) edit {
 			d.purge = rec.Due != 0 && rec.Due <= now
 			return d, nil
 		}
-		// 2. The run's own deadline, whatever it is doing.
-		if rec.Deadline != 0 && rec.Deadline <= now && rec.State != run.Canceling {
+		// 2. The run's own deadline, whatever it is doing. A running attempt is told to end first, and keeps its slot
+		//    until it did.
+		if rec.Deadline != 0 && rec.Deadline <= now && rec.State != run.Canceling && rec.State != run.Running {
 			d.events = append(d.events, p.ended(rec, run.Event{
 				Type: run.EvFailed, At: now, Attempt: rec.Attempt, Reason: run.DeadlineExceeded, Class: run.ClassTimeout,
 				Message: fmt.Sprintf("the run was %s at its deadline", rec.State), Usage: p.usageSoFar(id, rec.Attempt),
@@ -180,16 +206,20 @@ func (p *Plane) runningDue(d *draft, rec *run.Record, over bool, now run.Instant
 		return
 	}
 	reason, silent := run.AttemptTimeout, false
+	late := rec.Deadline != 0 && rec.Deadline <= now
 	p.mu.Lock()
 	if t := p.ix.runs[rec.ID]; t != nil && t.live != nil && t.live.silence > 0 {
 		silent = max(t.live.beat, rec.UpdatedAt).Add(t.live.silence) <= now
 	}
 	p.mu.Unlock()
-	if !over && !silent {
-		return
-	}
-	if !over {
+	switch {
+	case late:
+		reason = run.DeadlineExceeded
+	case over:
+	case silent:
 		reason = run.HeartbeatLost
+	default:
+		return
 	}
 	d.events = append(d.events, run.Event{
 		Type: run.EvStopRequested, At: now, Attempt: rec.Attempt, Reason: reason, Class: run.ClassTimeout,

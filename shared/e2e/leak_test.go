@@ -258,9 +258,6 @@ func TestHandlerThatNeverEndsKeepsNoSlot(t *testing.T) {
 	}
 	for name, end := range ends {
 		for _, protocol := range []string{"worker", "http", "stdio"} {
-			if protocol == "worker" && name == "at its deadline" {
-				continue // open: the run is over at once, and then nobody knows which worker has the handler
-			}
 			t.Run(name+" over "+protocol, func(t *testing.T) {
 				t.Parallel()
 				p := newPlace(t)

@@ -256,6 +256,10 @@ func (r *Record) WakeAt() Instant {
 		return r.Deadline
 	case Canceling:
 		return r.Due // it ends anyway: a deadline that passes meanwhile must not stand before it
+	case Running:
+		if r.Stop != nil {
+			return r.Due // likewise: its attempt has been told to end
+		}
 	}
 	return Earliest(r.Due, r.Deadline)
 }

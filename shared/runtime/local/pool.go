@@ -140,7 +140,7 @@ func (p *pool) spawn() error {
 		// The pool keeps to the slots. An answer arrives before its slot is free over there, so the process needs more.
 		vars["ERRAND_SLOTS"] = strconv.Itoa(min(2*p.slots, mostSlots))
 		m.port, m.calls, m.sessions = port, make(map[*attempt]*call), make(map[string]string)
-		vars["PORT"] = strconv.Itoa(port)
+		vars["PORT"], vars["ERRAND_LISTEN"] = strconv.Itoa(port), "127.0.0.1"
 	}
 	var err error
 	m.proc, err = rt.host.Start(process.Spec{
