@@ -101,7 +101,6 @@ func House() Rules {
 			// Tests of the whole.
 			"e2e":   {Layer: doors},
 			"chaos": {Layer: doors},
-			"sim":   {Layer: doors},
 			"sim":   {Layer: doors, Suite: true},
 
 			// Leaves: they know nothing of the house, so it does not matter which layer they stand in.
