@@ -54,9 +54,6 @@ fuzz: ## Fuzz each decoder in turn, FUZZTIME=60s each
 chaos: ## Kill the server ROUNDS=30 times under load, and look for what was lost or done twice
 	ERRAND_CHAOS_ROUNDS=$(ROUNDS) $(GO) test -count 1 -timeout 60m -run Chaos -v ./shared/chaos
 
-sim: ## Simulate the control plane under faults: SEEDS=2000 seeds from SEED=1 on
-	ERRAND_SIM_SEEDS=$(SEEDS) ERRAND_SIM_SEED=$(SEED) $(GO) test -count 1 -timeout 120m -run TestSeeds -v ./shared/sim
-
 bench: ## Measure: benchmarks of packages, then the whole by `errand bench`
 	$(GO) test -run '^$$' -bench . -benchmem ./...
 	$(GO) run . bench
