@@ -2,6 +2,7 @@ package control
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"testing"
 	"time"
@@ -340,4 +341,31 @@ func (s *doubtful) Due(ctx context.Context, shard uint8, until, afterWake int64,
 		return nil, errLine
 	}
 	return s.Store.Due(ctx, shard, until, afterWake, afterID, limit)
+}
+
+func TestAKeyThatIsUsedAgainAfterRemovalIsNotTakenForTheOldRun(t *testing.T) {
+	h := newHouse(t, agentNamed("echo", func(a *fleet.Agent) { a.Retain = fleet.Duration(time.Second) }))
+	p, err := New(Config{Store: &shareable{doubtful: doubtful{Store: h.store}}, Name: "second", Clock: h.p.cfg.Clock, Monotonic: h.p.cfg.Monotonic})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Prepare(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	old := h.submit(Submission{Agent: "echo", Key: "k", Input: json.RawMessage(`1`)})
+	if _, err := p.Score(t.Context(), old.ID, 1, "ann", ""); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.p.Cancel(t.Context(), old.ID, CancelRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	h.pass(2 * time.Second)
+	h.submit(Submission{Agent: "echo", Key: "k", Input: json.RawMessage(`2`)})
+	if _, err := h.p.Signal(t.Context(), old.ID, "go", "", nil, "ann"); err != nil { // its third event, too
+		t.Fatal(err)
+	}
+	got, err := p.Signal(t.Context(), old.ID, "go", "", nil, "ann")
+	if err != nil || string(got.Input.Inline) != `2` || len(got.Signals) != 2 {
+		t.Fatalf("the new run is %+v, %v", got, err)
+	}
 }

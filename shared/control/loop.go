@@ -149,6 +149,7 @@ func (p *Plane) takeOver(ctx context.Context, now run.Instant) error {
 	if err := p.loadDeclarations(ctx); err != nil {
 		return err
 	}
+	p.records.clear()
 	ix := newIndex(p.cfg)
 	ix.horizon = now.Add(horizon)
 	p.mu.Lock()

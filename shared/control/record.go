@@ -248,6 +248,9 @@ func (p *Plane) load(ctx context.Context, ids []string, fresh bool) ([]*run.Reco
 	records, errs := make([]*run.Record, len(ids)), make([]error, len(ids))
 	var missing []string
 	var at []int
+	// What a process that does not lead remembers may be of a run that the leader has removed since, and whose key made
+	// a new one: the versions of both begin at 1.
+	fresh = fresh || !p.store.Exclusive() && !p.leads()
 	for i, id := range ids {
 		if !fresh {
 			records[i] = p.records.get(id)
@@ -371,6 +374,12 @@ func (c *cache) get(id string) *run.Record {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	return c.m[id]
+}
+
+func (c *cache) clear() {
+	c.mu.Lock()
+	clear(c.m)
+	c.mu.Unlock()
 }
 
 // put keeps the newer of the known and the given record.
