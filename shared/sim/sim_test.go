@@ -3,7 +3,10 @@ package sim_test
 import (
 	"bytes"
 	"os"
+	"runtime"
 	"strconv"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/errand-run/errand/shared/sim"
@@ -23,24 +26,45 @@ func number(t *testing.T, name string, fallback uint64) uint64 {
 	return n
 }
 
-// TestSeeds runs ERRAND_SIM_SEEDS seeds from ERRAND_SIM_SEED on. A failing one is shrunk and printed, to be kept as a
-// test of its own.
+// TestSeeds runs ERRAND_SIM_SEEDS seeds from ERRAND_SIM_SEED on, each in one goroutine, several side by side. The
+// lowest that fails is shrunk and printed, to be kept as a test of its own; ERRAND_SIM_SHRINK=0 leaves it as it is.
 func TestSeeds(t *testing.T) {
-	first, count := number(t, "ERRAND_SIM_SEED", 1), number(t, "ERRAND_SIM_SEEDS", 100)
-	runs, writes := 0, 0
-	for seed := first; seed < first+count; seed++ {
-		res := sim.Run(seed, sim.Config{})
-		runs, writes = runs+res.Runs, writes+res.Writes
-		if res.Failure != nil {
-			report(t, res)
-		}
+	first, count := number(t, "ERRAND_SIM_SEED", 1), number(t, "ERRAND_SIM_SEEDS", 30)
+	var next, runs, writes atomic.Int64
+	var mu sync.Mutex
+	var worst *sim.Result
+	var group sync.WaitGroup
+	for range runtime.GOMAXPROCS(0) {
+		group.Go(func() {
+			for i := uint64(next.Add(1) - 1); i < count; i = uint64(next.Add(1) - 1) {
+				res := sim.Run(first+i, sim.Config{})
+				runs.Add(int64(res.Runs))
+				writes.Add(int64(res.Writes))
+				if res.Failure == nil {
+					continue
+				}
+				mu.Lock()
+				if worst == nil || res.Script.Seed < worst.Script.Seed {
+					worst = &res
+				}
+				mu.Unlock()
+				return // those with lower seeds are under way
+			}
+		})
 	}
-	t.Logf("%d seeds from %d on: %d runs, %d writes", count, first, runs, writes)
+	group.Wait()
+	if worst != nil {
+		report(t, *worst)
+	}
+	t.Logf("%d seeds from %d on: %d runs, %d writes", count, first, runs.Load(), writes.Load())
 }
 
 // report shrinks a failing script and tells its story.
 func report(t *testing.T, res sim.Result) {
 	t.Helper()
+	if number(t, "ERRAND_SIM_SHRINK", 1) == 0 {
+		t.Fatalf("seed %d: %v", res.Script.Seed, res.Failure)
+	}
 	script := sim.Shrink(res.Script, func(s sim.Script) bool {
 		again := sim.Replay(s, sim.Config{})
 		return again.Failure != nil && again.Failure.Rule == res.Failure.Rule
@@ -52,11 +76,55 @@ func report(t *testing.T, res sim.Result) {
 }
 
 func TestTheSameSeedGivesTheSameTrace(t *testing.T) {
-	for seed := uint64(1); seed <= 20; seed++ {
+	for seed := uint64(1); seed <= 6; seed++ {
 		var one, two bytes.Buffer
 		a, b := sim.Run(seed, sim.Config{Log: &one}), sim.Run(seed, sim.Config{Log: &two})
 		if a.Trace != b.Trace || one.String() != two.String() {
 			t.Fatalf("seed %d: traces %x and %x", seed, a.Trace, b.Trace)
 		}
+	}
+}
+
+// TestFound replays what earlier seeds found, as they were shrunk.
+func TestFound(t *testing.T) {
+	for name, script := range map[string]sim.Script{
+		"a key that comes twice in one pass is one run that runs": {Seed: 3, Choices: []sim.Choice{
+			{Op: sim.Flood, Roll: 0x9a35a939b46951d8},
+		}},
+		"an attempt whose time ends beyond the horizon is told to stop": {Seed: 5, Choices: []sim.Choice{
+			{Op: sim.Submit, Roll: 0x5f1550307eabad7f},
+			{Op: sim.Settle, Roll: 0x791791f075eadff},
+			{Op: sim.NextDue, Roll: 0x2b6845fa7b56427c},
+		}},
+		"workers of a deleted target get no runs": {Seed: 14, Choices: []sim.Choice{
+			{Op: sim.Join, Roll: 0x36476a4263b1c131},
+			{Op: sim.Lease, Roll: 0x135ae89e7a6282c0},
+			{Op: sim.Submit, Roll: 0x5b3784ac87e03a19},
+			{Op: sim.Submit, Roll: 0xb02a5dda0458cfc4},
+			{Op: sim.DropTarget, Roll: 0xbf9121c28cbc3051},
+			{Op: sim.Settle, Roll: 0x6f39ac549720adf9},
+		}},
+		"a cancel ends although the deadline passes meanwhile": {Seed: 128, Choices: []sim.Choice{
+			{Op: sim.Submit, Roll: 0x4c5fdf7b9a912ee0},
+			{Op: sim.Step, Roll: 0xf50fc273da6f0184},
+			{Op: sim.NextDue, Roll: 0xdc787e3b9881647b},
+			{Op: sim.Cancel, Roll: 0x9432bcd91d58d673},
+		}},
+		"what could not be read is read later": {Seed: 800, Choices: []sim.Choice{
+			{Op: sim.Wait, Roll: 0x10b3e67f7b00bb4e},
+			{Op: sim.Submit, Roll: 0x11793a7f735139a5},
+			{Op: sim.Settle, Roll: 0x295b213016313203},
+			{Op: sim.ReadFault, Roll: 0xc93206f67d195d03},
+			{Op: sim.Suspend, Roll: 0x2214ee507a88a919},
+			{Op: sim.NextDue, Roll: 0xc1b8563c9c0a9cbb},
+			{Op: sim.Settle, Roll: 0xdef75f7da99f2ebd},
+			{Op: sim.Wait, Roll: 0x53fcd749e2f505d6},
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if res := sim.Replay(script, sim.Config{}); res.Failure != nil {
+				t.Error(res.Failure)
+			}
+		})
 	}
 }
