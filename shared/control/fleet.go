@@ -419,6 +419,15 @@ func (p *Plane) warnings(obj fleet.Object) []string {
 	if a.Budget.USD > 0 || a.Budget.Tokens > 0 {
 		w = append(w, "budget is recorded and not yet enforced")
 	}
+	if a.Job != nil {
+		w = append(w, "job is recorded and not yet followed: a submission makes one run")
+	}
+	if a.Scale != (fleet.Scale{}) {
+		w = append(w, "scale is recorded and not yet followed")
+	}
+	if a.Evaluate != nil {
+		w = append(w, "evaluate is recorded and not yet followed: no run is scored by itself")
+	}
 	return w
 }
 

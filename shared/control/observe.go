@@ -283,7 +283,7 @@ func (p *Plane) reported(r *runtime.Report) edit {
 	return edit{id: r.Run, decide: func(ctx context.Context, rec *run.Record, now run.Instant) (draft, error) {
 		// 1. Fenced: of another attempt, or the run has moved on.
 		if !rec.Live() || rec.Attempt != r.N {
-			return draft{}, run.Decide(rec, &run.Event{Type: run.EvStopRequested, Attempt: r.N, At: now})
+			return draft{}, fmt.Errorf("attempt %s reports %s, but the run is %s in attempt %d: %w", runtime.AttemptID(r.Run, r.N), r.Type, rec.State, rec.Attempt, run.ErrFenced)
 		}
 		var d draft
 		// 2. A worker that fetched the attempt has started it; the start is written with what follows.
