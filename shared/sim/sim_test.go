@@ -29,7 +29,7 @@ func number(t *testing.T, name string, fallback uint64) uint64 {
 // TestSeeds runs ERRAND_SIM_SEEDS seeds from ERRAND_SIM_SEED on, each in one goroutine, several side by side. The
 // lowest that fails is shrunk and printed, to be kept as a test of its own; ERRAND_SIM_SHRINK=0 leaves it as it is.
 func TestSeeds(t *testing.T) {
-	first, count := number(t, "ERRAND_SIM_SEED", 1), number(t, "ERRAND_SIM_SEEDS", 30)
+	first, count := number(t, "ERRAND_SIM_SEED", 1), number(t, "ERRAND_SIM_SEEDS", 20)
 	var next, runs, writes atomic.Int64
 	var mu sync.Mutex
 	var worst *sim.Result

@@ -1,0 +1,118 @@
+package sim_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// mutation is a deliberate breakage: in file, below shared/, the one occurrence of old becomes new.
+type mutation struct{ file, old, new string }
+
+var mutations = map[string]mutation{
+	"take reports of any attempt":                {"control/observe.go", "if !rec.Live() || rec.Attempt != r.N {", "if !rec.Live() {"},
+	"take steps of a fenced attempt":             {"control/observe.go", "Token: p.newID(), Fences: fence, Writes: []store.Write{w}}", "Token: p.newID(), Writes: []store.Write{w}}"},
+	"write receipts without their fence":         {"control/effects.go", "if n > 0 {\n\t\tunit.Fences", "if n < 0 {\n\t\tunit.Fences"},
+	"take every ended attempt for surely dead":   {"control/effects.go", "a.N == r.Attempt && a.Sure", "a.N == r.Attempt"},
+	"perform what another may be performing":     {"run/receipt.go", "q.Now < settled {", "q.Now < settled && false {"},
+	"perform again what is committed":            {"run/receipt.go", "if existing.State == ReceiptDone {\n\t\treturn nil, BeginAnswer", "if existing.State == \"\" {\n\t\treturn nil, BeginAnswer"},
+	"repeat the unknown blindly":                 {"run/receipt.go", "if q.Policy == UnknownRepeat ||", "if true ||"},
+	"forget what an earlier attempt spent":       {"run/evolve.go", "r.Usage = r.Usage.Plus(*e.Usage)", "r.Usage = *e.Usage"},
+	"write without comparing versions":           {"control/record.go", "recordWrite(pd.rec, pd.before.Seq)", "recordWrite(pd.rec, store.AnyVersion)"},
+	"believe that an unknown commit failed":      {"control/record.go", "p.doubt(pd.id) // it may have been written", ""},
+	"believe that an unknown placement failed":   {"control/place.go", "\tp.doubt(b.id)\n", ""},
+	"place while a placement is in doubt":        {"control/loop.go", "if !p.caughtUp(ctx) || !p.reread(ctx, now) {", "if p.caughtUp(ctx) && p.reread(ctx, now) && false {"},
+	"start what was not committed":               {"control/place.go", "if failures[i] != nil {\n\t\t\tp.unbind", "if failures[i] != nil && work[i] == nil {\n\t\t\tp.unbind"},
+	"keep the slot of an ended attempt":          {"control/index.go", "\tix.world.Release(l.id)\n", ""},
+	"count an ended attempt twice":               {"control/index.go", "\tix.count(t, 0, -1, 0)\n\tt.live = nil", "\tix.count(t, 0, -1, 0)\n\tix.count(t, 0, -1, 0)\n\tt.live = nil"},
+	"let two turns of a session overlap":         {"control/place.go", `if c.session != "" && ix.sessions[c.session] != "" {`, `if c.session == "\x00" {`},
+	"forget quotas and limits":                   {"control/place.go", "if v.Action == admission.Hold {", "if v.Action == admission.Hold && now < 0 {"},
+	"forget an agent's accelerator":              {"placement/filter.go", `want != "" && want != n.Target.Accelerator {`, `want == "\x00" && want != n.Target.Accelerator {`},
+	"leave workers of a deleted target in place": {"control/index.go", "if w.target == o.Name() {\n\t\t\t\tix.world.RemoveNode", "if w.target == \"\\x00\" {\n\t\t\t\tix.world.RemoveNode"},
+	"do not hear that a worker drains":           {"control/worker.go", "if w.draining != b.Draining {", "if w.draining != b.Draining && now < 0 {"},
+	"forget deadlines":                           {"control/retry.go", "if rec.Deadline != 0 && rec.Deadline <= now &&", "if rec.Deadline < 0 && rec.Deadline <= now &&"},
+	"forget timers on restart":                   {"control/loop.go", "p.readDue(ctx, 0, now.Add(horizon)); err != nil", "error(nil); err != nil"},
+	"forget attempts of a dead server":           {"control/loop.go", "p.changeAll(ctx, orphans)", "p.changeAll(ctx, orphans[:0])"},
+	"forget a wake-up whose write failed":        {"control/retry.go", "p.ix.timers.set(edits[i].id, now.Add(1e9))", "_ = now"},
+	"leave a run in backoff":                     {"control/retry.go", "case run.Held, run.Backoff:", "case run.Held:"},
+	"answer another request under a key":         {"control/intake.go", "if earlier.Hash != a.rec.Hash {", "if earlier.Hash == \"\" {"},
+	"commit both of a key in one pass":           {"control/place.go", "if fresh[a.rec.ID] != nil { //", "if fresh[a.rec.ID] != nil && now < 0 { //"},
+	"let a failed takeover be":                   {"control/loop.go", "if err := p.led.Resign(ctx); err != nil {\n\t\t\t\tp.log", "if err := error(nil); err != nil {\n\t\t\t\tp.log"},
+	"forget what another process has changed":    {"control/record.go", "case !fresh && !p.store.Exclusive():", "case fresh && !fresh:"},
+	"end a cancel at the deadline, and so never": {"run/record.go", "\tcase Canceling:\n\t\treturn r.Due", "\tcase \"\":\n\t\treturn r.Due"},
+	"keep no timer beyond the horizon":           {"control/index.go", "when > ix.horizon && ix.runs[r.ID] == nil", "when > ix.horizon"},
+}
+
+// TestMutationsApply keeps the table in line with the code: each breakage still has its one place.
+func TestMutationsApply(t *testing.T) {
+	for name, m := range mutations {
+		if _, err := m.apply(); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func (m mutation) apply() ([]byte, error) {
+	source, err := os.ReadFile(filepath.Join("..", m.file))
+	if err != nil {
+		return nil, err
+	}
+	if n := strings.Count(string(source), m.old); n != 1 {
+		return nil, fmt.Errorf("%q occurs %d times in %s, want once", m.old, n, m.file)
+	}
+	return []byte(strings.Replace(string(source), m.old, m.new, 1)), nil
+}
+
+var failedSeed = regexp.MustCompile(`seed (\d+): ([^\n]*)`)
+
+// TestMutations breaks the product in each way of the table, without touching it, and asserts that seeds find it. It
+// runs with ERRAND_SIM_MUTATIONS set, to "all" or a part of names.
+func TestMutations(t *testing.T) {
+	which := os.Getenv("ERRAND_SIM_MUTATIONS")
+	if which == "" {
+		t.Skip("takes minutes; ERRAND_SIM_MUTATIONS=all runs it")
+	}
+	for name, m := range mutations {
+		if which != "all" && !strings.Contains(name, which) {
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			broken, err := m.apply()
+			if err != nil {
+				t.Fatal(err)
+			}
+			dir := t.TempDir()
+			original, err := filepath.Abs(filepath.Join("..", m.file))
+			if err != nil {
+				t.Fatal(err)
+			}
+			file, overlay := filepath.Join(dir, "broken.go"), filepath.Join(dir, "overlay.json")
+			list, err := json.Marshal(map[string]map[string]string{"Replace": {original: file}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for path, body := range map[string][]byte{file: broken, overlay: list} {
+				if err := os.WriteFile(path, body, 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			cmd := exec.CommandContext(t.Context(), "go", "test", "-overlay", overlay, "-count", "1", "-timeout", "10m", "-run", "TestSeeds", ".")
+			cmd.Env = append(os.Environ(), "ERRAND_SIM_SHRINK=0", "ERRAND_SIM_SEEDS="+fmt.Sprint(number(t, "ERRAND_SIM_SEEDS", 2000)))
+			out, err := cmd.CombinedOutput()
+			found := failedSeed.FindSubmatch(out)
+			switch {
+			case err == nil:
+				t.Error("no seed found it")
+			case found == nil:
+				t.Fatalf("%v\n%s", err, out)
+			default:
+				t.Logf("found by seed %s: %s", found[1], found[2])
+			}
+		})
+	}
+}
