@@ -113,7 +113,7 @@ func (l *ledger) happened(k *known, id string, e *run.Event, rec *run.Record) {
 // placed checks an assignment as it is written: to a target that could take it, within every bound.
 func (l *ledger) placed(p *process, k *known) {
 	w, r := l.w, k.rec
-	k.placedBy, k.placedAt = p.name, l.writes
+	k.placedBy, k.placedAt, k.boot = p.name, l.writes, p.boots
 	cur := r.Current()
 	agent := w.fleet.agents[revisionOf(r)]
 	if agent == nil {
@@ -234,6 +234,9 @@ func (l *ledger) settled(p *process) {
 		case r.State == run.Queued:
 			queued[r.Agent]++
 		case r.Live():
+			if r.Target == localTarget && k.boot != p.boots {
+				w.fail("no attempt of a dead server is left", "run %s, attempt %d", r.ID, r.Attempt)
+			}
 			live[r.Agent]++
 			onTarget[r.Target]++
 		}

@@ -107,7 +107,7 @@ func (w *world) act(a *attempt, r *rng) {
 		c.acted = true
 		c.value = json.RawMessage(fmt.Sprintf(`"sent by %s"`, a.ID()))
 		d := deed{receipt: c.id, attempt: a.ID(), at: w.passed, value: c.value, repeatable: a.Agent.Effects.OnUnknown == fleet.UnknownRepeat}
-		if r.oneIn(4) { // it takes its time, also beyond the end of who sent it
+		if r.oneIn(2) { // it takes its time, also beyond the end of who sent it
 			d.at += time.Duration(r.n(int((settle-2*maxSkew)/time.Millisecond))) * time.Millisecond
 		}
 		c.landsAt = d.at

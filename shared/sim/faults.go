@@ -76,6 +76,11 @@ func (s *faulty) Commit(ctx context.Context, units []store.Unit) []error {
 			}
 		}
 	case pauseBefore:
+		if len(units) > 0 && len(units[0].Fences) > 0 { // a write beside a run: a person is faster about the run itself
+			done := w.ledger.asks(s.p, "", 0)
+			w.on(s.p, func() { _, _ = s.p.plane.Suspend(ctx, units[0].Fences[0].Run, "client") }) // also a refusal is fine
+			done()
+		}
 		s.pause()
 	}
 	// Those that nothing has befallen reach the disk.

@@ -23,21 +23,17 @@ const maxRounds = 400
 // run comes to its end. A process that is alive is not started again: what it holds in memory must be enough.
 func (w *world) heal() {
 	w.say("faults stop")
+	r := rng(w.seed.next())
+	if w.temper.two {
+		w.survive(&r)
+	}
 	w.healing = true
 	for _, l := range w.mail {
 		l.send()
 	}
 	w.mail = nil
-	r := rng(w.seed.next())
-	// 1. One process. Of two that do not hear of each other's writes, one starts anew.
+	// 1. One process.
 	p := w.procs[0]
-	if w.temper.two {
-		for _, x := range w.procs {
-			if !x.down {
-				x.die()
-			}
-		}
-	}
 	if p.down {
 		p.boot()
 	}
@@ -84,6 +80,24 @@ func (w *world) heal() {
 	w.advance(20 * time.Second)
 	p.settle()
 	w.ledger.closed(p)
+}
+
+// survive leaves one process of two. They do not hear of each other's writes, so its lead ends before it goes on, and it
+// takes over once more, not without trouble.
+func (w *world) survive(r *rng) {
+	for _, x := range w.procs[1:] {
+		if !x.down {
+			x.die()
+		}
+	}
+	w.advance(leadPeriod)
+	if p := w.procs[0]; !p.down {
+		p.store.times, p.store.reads = 0, 0
+		w.on(p, func() { p.plane.Step(w.ctx, p.now()) })
+		w.advance(leadPeriod)
+		p.store.reads = r.n(4)
+		w.on(p, func() { p.plane.Step(w.ctx, p.now()) })
+	}
 }
 
 // open lists the runs that have not ended, with their states.

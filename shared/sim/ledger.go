@@ -35,6 +35,7 @@ type known struct {
 	usage    run.Usage // sum of what its attempts reported
 	placedBy string
 	placedAt int // writes then
+	boot     int // of that process then
 	steps    map[string]string
 }
 

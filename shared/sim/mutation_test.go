@@ -38,7 +38,6 @@ var mutations = map[string]mutation{
 	"forget deadlines":                           {"control/retry.go", "if rec.Deadline != 0 && rec.Deadline <= now &&", "if rec.Deadline < 0 && rec.Deadline <= now &&"},
 	"forget timers on restart":                   {"control/loop.go", "p.readDue(ctx, 0, now.Add(horizon)); err != nil", "error(nil); err != nil"},
 	"forget attempts of a dead server":           {"control/loop.go", "p.changeAll(ctx, orphans)", "p.changeAll(ctx, orphans[:0])"},
-	"forget a wake-up whose write failed":        {"control/retry.go", "p.ix.timers.set(edits[i].id, now.Add(1e9))", "_ = now"},
 	"leave a run in backoff":                     {"control/retry.go", "case run.Held, run.Backoff:", "case run.Held:"},
 	"answer another request under a key":         {"control/intake.go", "if earlier.Hash != a.rec.Hash {", "if earlier.Hash == \"\" {"},
 	"commit both of a key in one pass":           {"control/place.go", "if fresh[a.rec.ID] != nil { //", "if fresh[a.rec.ID] != nil && now < 0 { //"},

@@ -52,6 +52,7 @@ const (
 const (
 	workerLease = 15 * time.Second
 	grace       = 10 * time.Second
+	leadPeriod  = 10 * time.Second // after which a silent leader may be replaced
 	settle      = 10 * time.Second // of effects
 	maxSkew     = 2 * time.Second  // of a clock in worlds with effects: well below settle
 	wildSkew    = 4 * time.Minute  // of a clock elsewhere: a process reads ten minutes ahead when it takes over
