@@ -18,17 +18,23 @@ func ToYAML(obj fleet.Object) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := json.NewDecoder(bytes.NewReader(form))
-	d.UseNumber()
-	node, err := nodeFrom(d)
-	if err != nil {
-		return nil, fmt.Errorf("manifest: render %s %q: %w", obj.Kind(), obj.Name(), err)
-	}
-	out, err := yaml.Dump(node, yaml.WithIndent(2), yaml.WithLineWidth(-1))
+	out, err := JSONToYAML(form)
 	if err != nil {
 		return nil, fmt.Errorf("manifest: render %s %q: %w", obj.Kind(), obj.Name(), err)
 	}
 	return out, nil
+}
+
+// JSONToYAML renders one JSON value as one YAML document, fields in the order
+// of the JSON and numbers with all their digits.
+func JSONToYAML(form []byte) ([]byte, error) {
+	d := json.NewDecoder(bytes.NewReader(form))
+	d.UseNumber()
+	node, err := nodeFrom(d)
+	if err != nil {
+		return nil, err
+	}
+	return yaml.Dump(node, yaml.WithIndent(2), yaml.WithLineWidth(-1))
 }
 
 // nodeFrom reads the next JSON value as a tree that keeps the order of keys,
@@ -50,6 +56,9 @@ func nodeFrom(d *json.Decoder) (*yaml.Node, error) {
 				return nil, err
 			}
 			n.Content = append(n.Content, child)
+		}
+		if len(n.Content) == 0 {
+			n.Style = yaml.FlowStyle
 		}
 		_, err := d.Token()
 		return n, err
