@@ -2,6 +2,7 @@ package chaos
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -411,8 +412,8 @@ func (c *chaos) folds(st store.Store, r *run.Record) {
 	}
 	var events []run.Event
 	for _, d := range docs {
-		var chunk []run.Event
-		if err := json.Unmarshal(d.Body, &chunk); err != nil {
+		chunk, err := run.DecodeEvents(d.Body)
+		if err != nil {
 			c.t.Fatal(err)
 		}
 		events = append(events, chunk...)
@@ -424,9 +425,7 @@ func (c *chaos) folds(st store.Store, r *run.Record) {
 	}
 	have := r.Clone()
 	have.Tail = nil
-	a, _ := json.Marshal(have)
-	b, _ := json.Marshal(folded)
-	if string(a) != string(b) {
-		c.t.Errorf("history of run %s does not fold to its record:\nrecord %s\nfolded %s", r.ID, a, b)
+	if !bytes.Equal(run.Encode(have), run.Encode(folded)) {
+		c.t.Errorf("history of run %s does not fold to its record:\nrecord %+v\nfolded %+v", r.ID, have, folded)
 	}
 }

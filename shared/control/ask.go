@@ -147,9 +147,9 @@ func (p *Plane) history(ctx context.Context, id string) ([]run.Event, *run.Recor
 			return nil, nil, fmt.Errorf("read the history of run %s: %w", id, err)
 		}
 		for _, d := range docs {
-			var chunk []run.Event
-			if err := json.Unmarshal(d.Body, &chunk); err != nil {
-				return nil, nil, fmt.Errorf("decode history %s: %w", d.ID, err)
+			chunk, err := run.DecodeEvents(d.Body)
+			if err != nil {
+				return nil, nil, fmt.Errorf("history %s: %w", d.ID, err)
 			}
 			all = append(all, chunk...)
 			after = d.ID

@@ -162,11 +162,7 @@ func (p *Plane) slowDown(ctx context.Context, delay time.Duration) {
 func (p *Plane) commitArrivals(ctx context.Context, list []arrival) {
 	units := make([]store.Unit, len(list))
 	for i, a := range list {
-		w, err := recordWrite(a.rec, 0)
-		if err != nil {
-			w = store.Write{} // refused by the store as invalid; cannot happen with a record that was just made
-		}
-		units[i] = store.Unit{Token: p.newID(), Writes: append(slices.Clone(a.writes), w)}
+		units[i] = store.Unit{Token: p.newID(), Writes: append(slices.Clone(a.writes), recordWrite(a.rec, 0))}
 	}
 	for i, err := range p.store.Commit(ctx, units) {
 		if err == nil {

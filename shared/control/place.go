@@ -234,12 +234,10 @@ func (p *Plane) stepBind(ctx context.Context, bindings []binding, now run.Instan
 		if failures[i] == nil {
 			failures[i] = p.bindEvents(pd, b, now)
 		}
-		if failures[i] == nil {
-			failures[i] = pd.write()
-		}
 		if failures[i] != nil {
 			continue
 		}
+		pd.write()
 		pd.unit.Token = p.newID()
 		work[i] = pd
 		units, unitOf = append(units, pd.unit), append(unitOf, i)

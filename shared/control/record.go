@@ -124,12 +124,7 @@ func (p *Plane) changeRuns(ctx context.Context, ids []string, byRun map[string][
 			pd.unit.Writes = append(pd.unit.Writes, store.Write{Doc: store.Doc{Kind: store.KindRun, ID: id}, Expect: pd.before.Seq, Delete: true})
 			pd.unit.Purge = []string{id}
 		case len(pd.events) > 0:
-			if err := pd.write(); err != nil {
-				for _, i := range byRun[id] {
-					outcomes[i] = outcome{err: err}
-				}
-				continue
-			}
+			pd.write()
 		case !fresh && !p.store.Exclusive():
 			// Nothing to write, so no comparison tells whether another process has changed the run: it is read.
 			again = append(again, id)
@@ -194,53 +189,36 @@ func (pd *pending) fold(events []run.Event, now run.Instant) error {
 }
 
 // write makes the run's own documents.
-func (pd *pending) write() error {
+func (pd *pending) write() {
 	if old := run.Spill(pd.rec); old != nil {
-		w, err := historyWrite(pd.id, old)
-		if err != nil {
-			return err
-		}
-		pd.unit.Writes = append(pd.unit.Writes, w)
+		pd.unit.Writes = append(pd.unit.Writes, historyWrite(pd.id, old))
 	}
-	w, err := recordWrite(pd.rec, pd.before.Seq)
-	if err != nil {
-		return err
-	}
-	pd.unit.Writes = append(pd.unit.Writes, w)
-	return nil
+	pd.unit.Writes = append(pd.unit.Writes, recordWrite(pd.rec, pd.before.Seq))
 }
 
 // recordWrite is the stored form of a record; expect is the version that it replaces, 0 for a new run.
-func recordWrite(r *run.Record, expect int64) (store.Write, error) {
-	body, err := run.Encode(r)
-	if err != nil {
-		return store.Write{}, err
-	}
+func recordWrite(r *run.Record, expect int64) store.Write {
 	node := ""
 	if r.Live() {
 		node = nodeOf(r)
 	}
 	return store.Write{Expect: expect, Doc: store.Doc{
-		Kind: store.KindRun, ID: r.ID, Version: r.Seq, Body: body,
+		Kind: store.KindRun, ID: r.ID, Version: r.Seq, Body: run.Encode(r),
 		Index: &store.Index{
 			Tenant: r.Tenant, Agent: r.Agent, Parent: r.Parent, Root: r.Root,
 			Worker: node, Attempt: int64(r.Holder()),
 			CreatedAt: int64(r.CreatedAt), WakeAt: int64(r.WakeAt()), Shard: shardOf(r.ID),
 		},
-	}}, nil
+	}}
 }
 
 // historyID orders chunks by their first event.
 func historyID(id string, first int64) string { return fmt.Sprintf("%s/%012d", id, first) }
 
-func historyWrite(id string, events []run.Event) (store.Write, error) {
-	body, err := json.Marshal(events)
-	if err != nil {
-		return store.Write{}, fmt.Errorf("encode history of run %s: %w", id, err)
-	}
+func historyWrite(id string, events []run.Event) store.Write {
 	return store.Write{Expect: 0, Doc: store.Doc{
-		Kind: store.KindHistory, ID: historyID(id, events[0].Seq), Version: 1, Owner: id, Body: body,
-	}}, nil
+		Kind: store.KindHistory, ID: historyID(id, events[0].Seq), Version: 1, Owner: id, Body: run.EncodeEvents(events),
+	}}
 }
 
 // load reads records from the cache or the store; fresh skips the cache.

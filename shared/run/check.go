@@ -206,9 +206,8 @@ func within(v, most float64) bool { return v >= 0 && v <= most && !math.IsNaN(v)
 
 // weight is a bound of the bytes that an event takes in an encoded record.
 func (e *Event) weight() int {
-	// Quotes and backslashes take two bytes.
-	text := func(s string) int { return 8 + 2*len(s) }
-	payload := func(p *Payload) int { return 48 + len(p.Inline) + text(p.Ref) }
+	text := func(s string) int { return 3 + len(s) }
+	payload := func(p *Payload) int { return 16 + len(p.Inline) + text(p.Ref) }
 	n := 160 + len(e.Type) + len(e.Reason) + len(e.Class) + len(e.Detail) + text(e.Actor) + text(e.Target) +
 		text(e.Worker) + text(e.Node) + text(e.Code) + text(e.Message)
 	if e.Output != nil {

@@ -1,7 +1,6 @@
 package run
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -53,33 +52,33 @@ const (
 
 // Spec is what was asked for. It is fixed at submission.
 type Spec struct {
-	ID       string `json:"id"`
-	Kind     Kind   `json:"k,omitempty"` // agent when empty
-	Agent    string `json:"a"`           // name of the agent, workflow or job
-	Version  string `json:"ver,omitempty"`
-	Revision int64  `json:"rev,omitempty"` // the declaration that the run keeps for its life
-	Tenant   string `json:"t"`
-	Priority int    `json:"p"` // 0..100, more is sooner within a tenant
+	ID       string
+	Kind     Kind   // agent when empty
+	Agent    string // name of the agent, workflow or job
+	Version  string
+	Revision int64 // the declaration that the run keeps for its life
+	Tenant   string
+	Priority int // 0..100, more is sooner within a tenant
 
-	Labels map[string]string `json:"l,omitempty"`
-	Key    string            `json:"key,omitempty"`  // idempotency key as submitted
-	Hash   string            `json:"hash,omitempty"` // of the request, to tell a repeat from another request
-	Unit   string            `json:"u,omitempty"`    // unit of work that receipts belong to; the ID when empty
-	Input  Payload           `json:"in"`
+	Labels map[string]string
+	Key    string // idempotency key as submitted
+	Hash   string // of the request, to tell a repeat from another request
+	Unit   string // unit of work that receipts belong to; the ID when empty
+	Input  Payload
 
-	CreatedAt Instant `json:"c"`
-	NotBefore Instant `json:"nb,omitempty"`
-	Deadline  Instant `json:"d,omitempty"`   // the run ends failed at this instant
-	RetainFor int64   `json:"ret,omitempty"` // milliseconds that a finished run is kept; 0 for ever
+	CreatedAt Instant
+	NotBefore Instant
+	Deadline  Instant // the run ends failed at this instant
+	RetainFor int64   // milliseconds that a finished run is kept; 0 for ever
 
-	Parent      string  `json:"par,omitempty"`
-	Root        string  `json:"root,omitempty"`
-	Stage       string  `json:"st,omitempty"`
-	RetryOf     string  `json:"ro,omitempty"`
-	Session     string  `json:"ses,omitempty"`
-	Trace       string  `json:"tr,omitempty"` // W3C traceparent of the submitter
-	BudgetUSD   float64 `json:"busd,omitempty"`
-	BudgetToken int64   `json:"btok,omitempty"`
+	Parent      string
+	Root        string
+	Stage       string
+	RetryOf     string
+	Session     string
+	Trace       string // W3C traceparent of the submitter
+	BudgetUSD   float64
+	BudgetToken int64
 }
 
 // WorkUnit is what receipts belong to: the unit, else the run itself.
@@ -92,9 +91,9 @@ func (s *Spec) WorkUnit() string {
 
 // Usage is what was consumed.
 type Usage struct {
-	InputTokens  int64   `json:"i,omitempty"`
-	OutputTokens int64   `json:"o,omitempty"`
-	USD          float64 `json:"usd,omitempty"`
+	InputTokens  int64
+	OutputTokens int64
+	USD          float64
 }
 
 // Plus adds usages. Sums saturate.
@@ -118,21 +117,21 @@ func addClamped(a, b int64) int64 {
 
 // Attempt is one try at executing a run.
 type Attempt struct {
-	N          int     `json:"n"`
-	Target     string  `json:"t"`
-	Node       string  `json:"nd,omitempty"` // what holds the slot, where that is not the target itself: a worker of it
-	Worker     string  `json:"w,omitempty"`
-	AssignedAt Instant `json:"as"`
-	StartedAt  Instant `json:"s,omitempty"`
-	EndedAt    Instant `json:"e,omitempty"`
+	N          int
+	Target     string
+	Node       string // what holds the slot, where that is not the target itself: a worker of it
+	Worker     string
+	AssignedAt Instant
+	StartedAt  Instant
+	EndedAt    Instant
 	// Outcome says how it ended, Class how it failed: a time-out or a lost worker is a class of failed.
-	Outcome Outcome `json:"o,omitempty"`
-	Class   Class   `json:"cl,omitempty"`
-	Code    string  `json:"co,omitempty"`
-	Message string  `json:"m,omitempty"`
-	Usage   *Usage  `json:"us,omitempty"`
+	Outcome Outcome
+	Class   Class
+	Code    string
+	Message string
+	Usage   *Usage
 	// Sure: nothing of the attempt can act any more. Unset for one that is only presumed dead.
-	Sure bool `json:"su,omitempty"`
+	Sure bool
 }
 
 // Outcome is how an attempt ended.
@@ -159,61 +158,61 @@ const (
 
 // Park is why a run waits.
 type Park struct {
-	On    ParkOn  `json:"on"`
-	Step  string  `json:"step"`           // durable step that the wake-up completes
-	Name  string  `json:"name,omitempty"` // name of the signal, for input
-	Until Instant `json:"u,omitempty"`    // wakes at the latest then; 0 for no limit
-	Seq   int     `json:"q,omitempty"`    // of the step, in the order of the run's steps
+	On    ParkOn
+	Step  string  // durable step that the wake-up completes
+	Name  string  // name of the signal, for input
+	Until Instant // wakes at the latest then; 0 for no limit
+	Seq   int     // of the step, in the order of the run's steps
 }
 
 // Stop is an order to a live attempt to end.
 type Stop struct {
-	Reason Reason  `json:"r"`
-	Class  Class   `json:"c,omitempty"`
-	At     Instant `json:"at"`
+	Reason Reason
+	Class  Class
+	At     Instant
 }
 
 // Signal is a message to a run, kept until the run asks for it.
 type Signal struct {
-	Name    string  `json:"n"`
-	Key     string  `json:"k,omitempty"`
-	Payload Payload `json:"p"`
+	Name    string
+	Key     string
+	Payload Payload
 }
 
 // Record is a run as it is now. It is what its history folds to, but for Tail, which holds the newest part of that
 // history itself.
 type Record struct {
 	Spec
-	Seq      int64  `json:"v"` // number of events so far; the stored document's version
-	State    State  `json:"s"`
-	Reason   Reason `json:"r,omitempty"`
-	Message  string `json:"m,omitempty"`
-	Attempt  int    `json:"at,omitempty"` // fencing number: highest attempt ever given
-	Spent    int    `json:"sp,omitempty"` // attempts that count against the retry policy
-	Returned int    `json:"rt,omitempty"` // attempts given back
+	Seq      int64 // number of events so far; the stored document's version
+	State    State
+	Reason   Reason
+	Message  string
+	Attempt  int // fencing number: highest attempt ever given
+	Spent    int // attempts that count against the retry policy
+	Returned int // attempts given back
 
-	Attempts []Attempt       `json:"as,omitempty"`
-	Target   string          `json:"tg,omitempty"` // of the live attempt
-	Worker   string          `json:"w,omitempty"`  // of the live attempt
-	Detail   json.RawMessage `json:"pl,omitempty"` // the stored decision or diagnosis
+	Attempts []Attempt
+	Target   string          // of the live attempt
+	Worker   string          // of the live attempt
+	Detail   json.RawMessage // the stored decision or diagnosis
 
-	QueuedAt  Instant `json:"q,omitempty"`
-	StartedAt Instant `json:"sa,omitempty"` // first start
-	EndedAt   Instant `json:"e,omitempty"`
-	UpdatedAt Instant `json:"up"`
+	QueuedAt  Instant
+	StartedAt Instant // first start
+	EndedAt   Instant
+	UpdatedAt Instant
 	// Due is when the present state must be looked at: queue expiry, start-by, attempt deadline, backoff end, next
 	// look of a held or unschedulable run, park limit, kill-by, removal of a finished run.
-	Due Instant `json:"du,omitempty"`
+	Due Instant
 
-	Output  Payload  `json:"out"`
-	Park    *Park    `json:"pk,omitempty"`
-	Stop    *Stop    `json:"stop,omitempty"`
-	Signals []Signal `json:"sig,omitempty"`
-	SigKeys []string `json:"sgk,omitempty"` // keys of signals seen, newest last
-	Usage   Usage    `json:"us"`
-	Score   *float64 `json:"sc,omitempty"`
+	Output  Payload
+	Park    *Park
+	Stop    *Stop
+	Signals []Signal
+	SigKeys []string // keys of signals seen, newest last
+	Usage   Usage
+	Score   *float64
 
-	Tail []Event `json:"h"`
+	Tail []Event
 }
 
 // Live reports whether an attempt exists that has not ended.
@@ -274,17 +273,6 @@ func (r *Record) Clone() *Record {
 	return &c
 }
 
-// Encode gives the stored form of a record.
-func Encode(r *Record) ([]byte, error) {
-	var body bytes.Buffer
-	enc := json.NewEncoder(&body)
-	enc.SetEscapeHTML(false) // it would make values of an outside party up to six times as long
-	if err := enc.Encode(r); err != nil {
-		return nil, fmt.Errorf("encode run %s: %w", r.ID, err)
-	}
-	return bytes.TrimSuffix(body.Bytes(), []byte("\n")), nil
-}
-
 // Errors of what an outside party gave.
 var (
 	// ErrTooLarge: it is over a limit of the record.
@@ -297,19 +285,6 @@ var (
 
 // ErrCorrupt is wrapped by DecodeRecord, DecodeReceipt and Fold when what was stored makes no record.
 var ErrCorrupt = errors.New("stored run is corrupt")
-
-// DecodeRecord reads the stored form. A record that it returns is coherent: every event either is refused by Decide or
-// folds.
-func DecodeRecord(body []byte) (*Record, error) {
-	r := new(Record)
-	if err := json.Unmarshal(body, r); err != nil {
-		return nil, fmt.Errorf("decode run: %w: %v", ErrCorrupt, err)
-	}
-	if what := r.incoherent(); what != "" {
-		return nil, fmt.Errorf("decode run %q in state %q at event %d: %s: %w", Clip(r.ID, MaxName), Clip(string(r.State), 64), r.Seq, what, ErrCorrupt)
-	}
-	return r, nil
-}
 
 // maxCount bounds the counts of a record far above what any run reaches, and below what would overflow.
 const maxCount = 1 << 40

@@ -8,8 +8,8 @@ import (
 	"github.com/errand-run/errand/shared/store"
 )
 
-// schemaVersion is kept in the file; a file with a higher one is of a newer program.
-const schemaVersion = 1
+// schemaVersion is kept in the file; a file with a higher one is of a newer program. Version 1 was never released.
+const schemaVersion = 2
 
 // applicationID marks the file as a store of ours: "Errd".
 const applicationID = 0x45727264
@@ -108,6 +108,8 @@ func inspectSchema(c *conn) error {
 		return errors.New("the file is a database of another program: choose another file")
 	case version > schemaVersion:
 		return fmt.Errorf("the file has schema version %d, this program knows %d: use the newer program", version, schemaVersion)
+	case version == 1:
+		return errors.New("the file has schema version 1, of a program before the first release, which this one does not read: begin with a new file")
 	case version != schemaVersion:
 		return fmt.Errorf("the file has schema version %d, which no program wrote: restore it from a copy", version)
 	}
