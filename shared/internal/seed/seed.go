@@ -163,9 +163,8 @@ func (f *filler) unit(i int) (store.Unit, error) {
 			owned(store.KindStep, rec.ID+"/read", rec.ID, step), owned(store.KindLog, rec.ID+"/0001/000001", rec.ID, log))
 	}
 	// 3. Its document.
-	w, err := control.Document(rec, 0)
-	u.Writes = append(u.Writes, w)
-	return u, err
+	u.Writes = append(u.Writes, control.Document(rec, 0))
+	return u, nil
 }
 
 func owned(kind store.Kind, id, owner string, body []byte) store.Write {
