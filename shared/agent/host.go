@@ -93,6 +93,12 @@ type Host struct {
 	beatNow   chan struct{}
 }
 
+// Handle makes of a handler what a [Host] of one's own calls, as [Main] does for its process. The client is the one that
+// the host has.
+func Handle[In, Out any](client *api.Client, handler Handler[In, Out]) func(ctx context.Context, a *Attempt) Result {
+	return func(ctx context.Context, a *Attempt) Result { return run(ctx, client, a, handler) }
+}
+
 // NewHost makes a Host. It does not connect.
 func NewHost(client *api.Client, o HostOptions) (*Host, error) {
 	switch {

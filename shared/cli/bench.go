@@ -3,8 +3,8 @@ package cli
 import (
 	"fmt"
 	"io"
-	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -26,12 +26,14 @@ func (a *app) benchCommand() *cobra.Command {
 			switch {
 			case o.Runs < 1 || o.Runs > bench.MaxRuns:
 				return usagef("--runs %d: want 1 to %d", o.Runs, bench.MaxRuns)
+			case o.Idle < bench.MinIdle || o.Idle > bench.MaxIdle:
+				return usagef("--idle %s: want %s to %s", o.Idle, bench.MinIdle, bench.MaxIdle)
 			case o.Repeat < 1 || o.Repeat > bench.MaxRepeat:
 				return usagef("--repeat %d: want 1 to %d", o.Repeat, bench.MaxRepeat)
 			}
 			for _, name := range o.Only {
-				if !slices.Contains(bench.Names(), name) {
-					return usagef("--only %q: want some of %s", render.Clean(name), strings.Join(bench.Names(), ", "))
+				if err := bench.CheckName(name); err != nil {
+					return usagef("--only: %v", err)
 				}
 			}
 			o.Tell = a.say
@@ -43,7 +45,8 @@ func (a *app) benchCommand() *cobra.Command {
 			return render.One(a.printer(), view, *report)
 		},
 	}
-	cmd.Flags().IntVar(&o.Runs, "runs", 20_000, "runs of W1 and W1b, and at most as many of the others")
+	cmd.Flags().IntVar(&o.Runs, "runs", 20_000, "runs of W1, W1b and W5, and at most as many of the others")
+	cmd.Flags().DurationVar(&o.Idle, "idle", 10*time.Second, "how long idling is measured")
 	cmd.Flags().IntVar(&o.Repeat, "repeat", 3, "repetitions of each workload")
 	cmd.Flags().StringSliceVar(&o.Only, "only", nil, "some of "+strings.Join(bench.Names(), ", ")+"; all unless given")
 	cmd.Flags().StringVar(&o.Dir, "dir", "", "folder on the disk to measure; the system's for temporary files unless given")

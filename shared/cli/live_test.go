@@ -23,7 +23,7 @@ func TestLive(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata/live",
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"exits": exits, "serve": serve, "background": background, "end": end, "until": waitUntil, "gone": gone, "first": first,
+			"exits": exits, "serve": serve, "background": background, "end": end, "until": waitUntil, "gone": gone, "first": first, "measuring": measuring,
 		},
 	})
 }
@@ -148,6 +148,32 @@ func gone(ts *testscript.TestScript, neg bool, args []string) {
 		}
 		if time.Now().After(deadline) {
 			ts.Fatalf("process %d of %s is still there", pid, args[0])
+		}
+	}
+}
+
+// measuring waits until there are so many processes of a measurement in a folder: measuring COUNT FOLDER.
+func measuring(ts *testscript.TestScript, neg bool, args []string) {
+	if _, err := os.Stat("/proc/self/cmdline"); err != nil {
+		return // nobody can tell on this system
+	}
+	want, err := strconv.Atoi(args[0])
+	ts.Check(err)
+	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+		files, err := filepath.Glob("/proc/[0-9]*/cmdline")
+		ts.Check(err)
+		found := 0
+		for _, f := range files {
+			line, _ := os.ReadFile(f)
+			if strings.Contains(string(line), "\x00bench-process\x00") && strings.Contains(string(line), args[1]+"/errand-bench-") {
+				found++
+			}
+		}
+		if found == want {
+			return
+		}
+		if time.Now().After(deadline) {
+			ts.Fatalf("%d processes measure in %s, want %d", found, args[1], want)
 		}
 	}
 }

@@ -173,6 +173,20 @@ func (s *Store) Commit(ctx context.Context, units []store.Unit) []error {
 	return s.queue.commit(ctx, units)
 }
 
+// Size returns how many bytes the file has once its log is folded into it, free pages included.
+func (s *Store) Size(ctx context.Context) (bytes int64, err error) {
+	err = s.read(ctx, "size", 1, func(c *conn) error {
+		pages, err := c.number("PRAGMA page_count")
+		if err != nil {
+			return err
+		}
+		size, err := c.number("PRAGMA page_size")
+		bytes = pages * size
+		return err
+	})
+	return bytes, err
+}
+
 // Stats returns what the store did since it was opened.
 func (s *Store) Stats() Stats {
 	return Stats{Units: s.stats.units.Load(), Transactions: s.stats.transactions.Load(), Flushes: s.stats.flushes.Load()}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/errand-run/errand/shared/version"
@@ -16,9 +17,10 @@ import (
 
 // Options of a measurement.
 type Options struct {
-	Runs   int      // of W1 and W1b, and at most as many of W2 and W3
-	Repeat int      // repetitions; figures are medians with their range
-	Only   []string // workloads; all when empty
+	Runs   int           // of W1, W1b and W5, and at most as many of the others
+	Repeat int           // repetitions; figures are medians with their range
+	Only   []string      // workloads; all when empty
+	Idle   time.Duration // how long idling is measured
 	// Dir is where the data files of the measurement are made and removed; the system's folder for temporary files when
 	// empty. Its disk is what is measured.
 	Dir string
@@ -32,6 +34,8 @@ type Options struct {
 const (
 	MaxRuns   = 1_000_000
 	MaxRepeat = 100
+	MinIdle   = 100 * time.Millisecond
+	MaxIdle   = time.Hour
 )
 
 // Report is what was measured, and on what.
@@ -69,6 +73,9 @@ type workload struct {
 }
 
 var workloads = []workload{
+	{"idle", func(o *Options) string {
+		return fmt.Sprintf("nothing to do for %s, a worker connected", o.Idle)
+	}, func(ctx context.Context, o *Options, m *measurement) error { return m.idle(ctx, o.Idle) }},
 	{"W1", func(o *Options) string {
 		return fmt.Sprintf("%d no-op runs, one submit per call from %d clients, %d slots in one worker", o.Runs, submitters, poolSlots)
 	}, func(ctx context.Context, o *Options, m *measurement) error { return m.throughput(ctx, o.Runs, 1) }},
@@ -87,6 +94,40 @@ var workloads = []workload{
 	}, func(ctx context.Context, o *Options, m *measurement) error {
 		return m.steps(ctx, min(o.Runs, stepRuns))
 	}},
+	{"W5", func(o *Options) string {
+		return fmt.Sprintf("%d runs parked for a signal, after as many plain ones; then all signaled, one a call from %d clients", o.Runs, submitters)
+	}, func(ctx context.Context, o *Options, m *measurement) error { return m.parked(ctx, o.Runs) }},
+	{"W6", func(o *Options) string {
+		return killing(o) + "; the server is killed and started again"
+	}, func(ctx context.Context, o *Options, m *measurement) error {
+		return m.killed(ctx, flight(o), serverDies)
+	}},
+	{"W6w", func(o *Options) string {
+		return killing(o) + "; the worker is killed and another one started"
+	}, func(ctx context.Context, o *Options, m *measurement) error {
+		return m.killed(ctx, flight(o), workerDies)
+	}},
+	{"W6l", func(o *Options) string {
+		return killing(o) + "; the worker is killed, which the server's local runtime had started"
+	}, func(ctx context.Context, o *Options, m *measurement) error {
+		return m.killed(ctx, flight(o), localWorkerDies)
+	}},
+}
+
+// missing are workloads that need what is not there, and what that is.
+var missing = map[string]string{
+	"W4": "a run with 1,000 children, joined: it needs child runs, which this version does not have",
+}
+
+// CheckName tells what is wrong with the name of a workload.
+func CheckName(name string) error {
+	switch {
+	case slices.Contains(Names(), name):
+		return nil
+	case missing[name] != "":
+		return fmt.Errorf("workload %s is %s", name, missing[name])
+	}
+	return fmt.Errorf("no workload %.40q: want some of %s", name, strings.Join(Names(), ", "))
 }
 
 // Names lists the workloads.
@@ -132,26 +173,37 @@ func (r *Report) measure(ctx context.Context, o *Options, dir string) error {
 			o.Tell("%s, %d of %d", w.name, n+1, o.Repeat)
 			profile := ""
 			if o.Profile != "" {
-				profile = filepath.Join(o.Profile, fmt.Sprintf("%s-%d.pprof", w.name, n+1))
-			}
-			m, err := start(ctx, dir, profile)
-			if err != nil {
-				return fmt.Errorf("%s: %w", w.name, err)
+				profile = filepath.Join(o.Profile, fmt.Sprintf("%s-%d", w.name, n+1)+profileEnding)
 			}
 			began := time.Now()
-			err = w.run(ctx, o, m)
-			if stopErr := m.stop(); err == nil {
-				err = stopErr
-			}
+			m, err := repetition(ctx, o, w, dir, profile)
 			if err != nil {
 				return fmt.Errorf("%s: %w", w.name, err)
 			}
-			r.Store = m.store
+			if m.store != "" {
+				r.Store = m.store
+			}
 			r.Workloads[i].add(m.figures)
 			o.Tell("%s took %s: %s", w.name, time.Since(began).Round(time.Millisecond), m.summary())
 		}
 	}
 	return nil
+}
+
+const profileEnding = ".pprof"
+
+// repetition runs a workload once, in a folder of its own.
+func repetition(ctx context.Context, o *Options, w workload, parent, profile string) (*measurement, error) {
+	dir, err := os.MkdirTemp(parent, "run-*")
+	if err != nil {
+		return nil, err
+	}
+	m := &measurement{dir: dir, profile: profile}
+	err = w.run(ctx, o, m)
+	if stopErr := m.stop(); err == nil {
+		err = stopErr
+	}
+	return m, errors.Join(err, os.RemoveAll(dir))
 }
 
 // add merges one repetition.

@@ -5,8 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -16,78 +14,93 @@ import (
 	"github.com/errand-run/errand/shared/api"
 )
 
-// The workloads' dimensions.
+// Dimensions that workloads share.
 const (
-	submitters  = 16
-	poolSlots   = 64
-	batchSize   = 500
-	oneByOne    = 500
-	stepRuns    = 1000
-	stepsPerRun = 5
-	stepSlots   = 32
-	warmUp      = 200 // runs before each measurement, which it does not count
-	stall       = time.Minute
+	submitters = 16 // clients that call at the same time
+	poolSlots  = 64
+	batchSize  = 500
+	warmUp     = 200 // runs before each measurement, which it does not count
+	stall      = time.Minute
 )
 
 const agentName = "bench"
 
-// The fleet of a measurement: one agent that workers pull.
-const manifests = `apiVersion: errand.dev/v1
+// storeFile is the name of a measurement's store in its folder.
+const storeFile = "bench.db"
+
+// manifests is the fleet of a measurement: one agent that workers pull, or that the server starts itself.
+func manifests(run, target string) []byte {
+	return []byte(`apiVersion: errand.dev/v1
 kind: Agent
 metadata: {name: ` + agentName + `}
-spec: {shape: pool}
+spec:
+  shape: pool` + run + `
+  retry: {maxAttempts: 100, backoff: {initial: 10ms, max: 200ms}}
+  effects: {settle: 20ms}
+  permissions: {effects: [` + effectName + `]}
 ---
 apiVersion: errand.dev/v1
 kind: Target
-metadata: {name: workers-here}
-spec: {runtime: poll}
-`
+metadata: {name: here}
+spec: ` + target + `
+`)
+}
 
-// measurement is one repetition of one workload, on a server and a store of its own.
+// measurement is one repetition of one workload, on a store of its own.
 type measurement struct {
 	dir     string
+	profile string // file for the server's CPU profile, "" for none
 	store   string
+	addr    string // of the server; "" before the first
+	servers int    // started so far
 	server  *child
 	worker  *child
 	client  *api.Client
 	figures []Figure
 }
 
-// start brings up the server, which writes its profile to a file unless that is "".
-func start(ctx context.Context, parent, profile string) (*measurement, error) {
-	dir, err := os.MkdirTemp(parent, "run-*")
-	if err != nil {
-		return nil, err
+// serve brings up a server: the first one where it likes, and each further one in the place of the last.
+func (m *measurement) serve(ctx context.Context, local bool) error {
+	s := spec{Role: roleServer, Dir: m.dir, Addr: m.addr, Local: local, Profile: m.profile}
+	if m.servers++; m.servers > 1 && s.Profile != "" {
+		s.Profile = strings.TrimSuffix(s.Profile, profileEnding) + fmt.Sprintf("-server%d", m.servers) + profileEnding
 	}
-	m := &measurement{dir: dir}
-	server, w, err := spawn(ctx, "server", dir, profile)
-	if err != nil {
-		return nil, err
-	}
-	m.server, m.store = server, strings.ReplaceAll(w.Store, dir+"/", "")
-	if m.client, err = api.NewClient(api.Options{URL: w.URL}); err == nil {
-		_, err = m.client.Apply(ctx, []byte(manifests), api.ApplyOptions{})
-	}
-	if err != nil {
-		return nil, errors.Join(err, m.stop())
-	}
-	return m, nil
-}
-
-// pool brings up the worker and warms everything up.
-func (m *measurement) pool(ctx context.Context, slots int) error {
-	worker, _, err := spawn(ctx, "worker", m.client.URL(), strconv.Itoa(slots))
+	server, w, err := spawn(ctx, s)
 	if err != nil {
 		return err
 	}
-	m.worker = worker
-	if err := m.submitAll(ctx, warmUp, 1, task{}); err != nil {
+	m.server, m.store = server, strings.ReplaceAll(w.Store, m.dir+"/", "")
+	if m.client == nil {
+		m.addr = strings.TrimPrefix(w.URL, "http://")
+		m.client, err = api.NewClient(api.Options{URL: w.URL})
+	}
+	return err
+}
+
+// polled brings up the server and its fleet, a worker that pulls, and warms everything up.
+func (m *measurement) polled(ctx context.Context, slots int) error {
+	if err := m.serve(ctx, false); err != nil {
+		return err
+	}
+	if _, err := m.client.Apply(ctx, manifests("", "{runtime: poll}"), api.ApplyOptions{}); err != nil {
+		return err
+	}
+	if err := m.work(ctx, slots, ""); err != nil {
+		return err
+	}
+	if err := m.submitSame(ctx, warmUp, 1, task{}); err != nil {
 		return fmt.Errorf("warm up: %w", err)
 	}
 	return m.drained(ctx, warmUp)
 }
 
-// stop ends all processes and removes the data.
+// work brings up a worker; log is for what its handlers do outside, "" where they do nothing.
+func (m *measurement) work(ctx context.Context, slots int, log string) (err error) {
+	m.worker, _, err = spawn(ctx, spec{Role: roleWorker, URL: m.client.URL(), Slots: slots, Log: log})
+	return err
+}
+
+// stop ends all processes.
 func (m *measurement) stop() error {
 	var faults []error
 	if m.worker != nil {
@@ -96,7 +109,10 @@ func (m *measurement) stop() error {
 	if m.client != nil {
 		m.client.Close()
 	}
-	return errors.Join(append(faults, m.server.stop(), os.RemoveAll(m.dir))...)
+	if m.server != nil {
+		faults = append(faults, m.server.stop())
+	}
+	return errors.Join(faults...)
 }
 
 func (m *measurement) figure(name, unit string, value float64) {
@@ -129,6 +145,7 @@ func Number(v float64) string {
 type spent struct {
 	server, worker, client time.Duration
 	flushes                int64
+	resident               int64 // of the server now
 }
 
 func (m *measurement) spent() (spent, error) {
@@ -140,7 +157,7 @@ func (m *measurement) spent() (spent, error) {
 	if err != nil {
 		return spent{}, err
 	}
-	return spent{s.CPU, w.CPU, ownCPU(), s.Flushes}, nil
+	return spent{s.CPU, w.CPU, ownCPU(), s.Flushes, s.Resident}, nil
 }
 
 // costs adds what a unit of work cost since before.
@@ -159,29 +176,20 @@ func (m *measurement) costs(before spent, n int, unit string) error {
 	return nil
 }
 
-// submitAll submits n runs in calls of batch runs, from several clients at once.
-func (m *measurement) submitAll(ctx context.Context, n, batch int, t task) error {
-	input, err := json.Marshal(t)
-	if err != nil {
-		return err
-	}
-	run := api.Submit{Agent: agentName, Input: input}
-	many := make([]api.Submit, batch)
-	for i := range many {
-		many[i] = run
-	}
+// fromAll calls for each of n, from several clients at the same time, until one fails.
+func fromAll(ctx context.Context, n int, call func(ctx context.Context, i int) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var next atomic.Int64
 	var clients sync.WaitGroup
 	for range submitters {
 		clients.Go(func() {
-			for {
-				left := n - int(next.Add(int64(batch))) + batch
-				if left <= 0 || ctx.Err() != nil {
+			for ctx.Err() == nil {
+				i := int(next.Add(1)) - 1
+				if i >= n {
 					return
 				}
-				if err := m.submit(ctx, run, many[:min(batch, left)]); err != nil {
+				if err := call(ctx, i); err != nil {
 					cancel(err)
 					return
 				}
@@ -192,16 +200,44 @@ func (m *measurement) submitAll(ctx context.Context, n, batch int, t task) error
 	return context.Cause(ctx)
 }
 
-func (m *measurement) submit(ctx context.Context, one api.Submit, many []api.Submit) error {
-	if len(many) == 1 {
-		_, _, err := m.client.Submit(ctx, one)
+// submitSame submits n runs of the same task, in calls of batch runs.
+func (m *measurement) submitSame(ctx context.Context, n, batch int, t task) error {
+	_, err := m.submitAll(ctx, n, batch, func(int) task { return t })
+	return err
+}
+
+// submitAll submits n runs in calls of batch runs, and returns their ids.
+func (m *measurement) submitAll(ctx context.Context, n, batch int, task func(i int) task) ([]string, error) {
+	ids := make([]string, n)
+	err := fromAll(ctx, (n+batch-1)/batch, func(ctx context.Context, call int) error {
+		first := call * batch
+		runs := make([]api.Submit, min(batch, n-first))
+		for i := range runs {
+			input, err := json.Marshal(task(first + i))
+			if err != nil {
+				return err
+			}
+			runs[i] = api.Submit{Agent: agentName, Input: input}
+		}
+		return m.submit(ctx, runs, ids[first:])
+	})
+	return ids, err
+}
+
+func (m *measurement) submit(ctx context.Context, runs []api.Submit, ids []string) error {
+	if len(runs) == 1 {
+		r, _, err := m.client.Submit(ctx, runs[0])
+		if err == nil {
+			ids[0] = r.ID
+		}
 		return err
 	}
-	items, err := m.client.SubmitBatch(ctx, many)
-	for _, item := range items {
+	items, err := m.client.SubmitBatch(ctx, runs)
+	for i, item := range items {
 		if item.Error != nil {
 			return item.Error
 		}
+		ids[i] = item.Run.ID
 	}
 	return err
 }
@@ -235,13 +271,9 @@ func (m *measurement) drained(ctx context.Context, n int64) error {
 		}
 	}
 	for {
-		o, err := m.client.Object(ctx, api.Agents, agentName)
+		left, err := m.held(ctx)
 		if err != nil {
 			return err
-		}
-		left := 0
-		if o.Status != nil {
-			left = o.Status.Queued + o.Status.Running
 		}
 		if left == 0 {
 			return nil
@@ -255,6 +287,15 @@ func (m *measurement) drained(ctx context.Context, n int64) error {
 	}
 }
 
+// held is how many runs wait for a slot or have one.
+func (m *measurement) held(ctx context.Context) (int, error) {
+	o, err := m.client.Object(ctx, api.Agents, agentName)
+	if err != nil || o.Status == nil {
+		return 0, err
+	}
+	return o.Status.Queued + o.Status.Running, nil
+}
+
 func pause(ctx context.Context, d time.Duration) error {
 	select {
 	case <-time.After(d):
@@ -266,91 +307,11 @@ func pause(ctx context.Context, d time.Duration) error {
 
 // allSucceeded makes sure that what was measured is what was meant.
 func (m *measurement) allSucceeded(ctx context.Context) error {
-	list, err := m.client.ListRuns(ctx, api.RunFilter{State: []string{"failed", "canceled"}}, api.Page{Limit: 1})
-	if err == nil && len(list.Items) > 0 {
-		r := list.Items[0]
-		err = fmt.Errorf("run %s is %s: %s %s", r.ID, r.State, r.Reason, r.Message)
-	}
-	return err
-}
-
-// throughput is W1 and W1b.
-func (m *measurement) throughput(ctx context.Context, n, batch int) error {
-	if err := m.pool(ctx, poolSlots); err != nil {
-		return err
-	}
-	before, err := m.spent()
-	if err != nil {
-		return err
-	}
-	began := time.Now()
-	if err := m.submitAll(ctx, n, batch, task{}); err != nil {
-		return err
-	}
-	submitted := time.Since(began)
-	if err := m.drained(ctx, int64(n+warmUp)); err != nil {
-		return err
-	}
-	took := time.Since(began)
-	m.figure("throughput", "runs/s", float64(n)/took.Seconds())
-	m.figure("intake", "runs/s", float64(n)/submitted.Seconds())
-	if err := m.costs(before, n, "run"); err != nil {
-		return err
-	}
-	return m.allSucceeded(ctx)
-}
-
-// latency is W2.
-func (m *measurement) latency(ctx context.Context, n int) error {
-	if err := m.pool(ctx, poolSlots); err != nil {
-		return err
-	}
-	var starts, results []time.Duration
-	for range n {
-		began := time.Now()
-		r, err := m.client.Invoke(ctx, agentName, api.Submit{Input: json.RawMessage("{}")}, api.MaxWait*time.Second)
+	for r, err := range m.client.Runs(ctx, api.RunFilter{State: []string{"failed", "canceled"}}) {
 		if err != nil {
 			return err
 		}
-		results = append(results, time.Since(began))
-		var out answer
-		if err := json.Unmarshal(r.Output, &out); err != nil {
-			return fmt.Errorf("run %s is %s with output %s: %w", r.ID, r.State, r.Output, err)
-		}
-		starts = append(starts, time.Duration(out.Began-began.UnixNano()))
+		return fmt.Errorf("run %s is %s: %s %s", r.ID, r.State, r.Reason, r.Message)
 	}
-	slices.Sort(starts)
-	slices.Sort(results)
-	ms := func(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
-	m.figure("start p50", "ms", ms(percentile(starts, 0.50)))
-	m.figure("start p99", "ms", ms(percentile(starts, 0.99)))
-	m.figure("result p50", "ms", ms(percentile(results, 0.50)))
-	m.figure("result p99", "ms", ms(percentile(results, 0.99)))
 	return nil
-}
-
-// steps is W3.
-func (m *measurement) steps(ctx context.Context, n int) error {
-	if err := m.pool(ctx, stepSlots); err != nil {
-		return err
-	}
-	before, err := m.spent()
-	if err != nil {
-		return err
-	}
-	began := time.Now()
-	if err := m.submitAll(ctx, n, batchSize, task{Steps: stepsPerRun}); err != nil {
-		return err
-	}
-	if err := m.drained(ctx, int64(n+warmUp)); err != nil {
-		return err
-	}
-	took := time.Since(began)
-	all := n * stepsPerRun
-	m.figure("throughput", "steps/s", float64(all)/took.Seconds())
-	m.figure("step", "ms", float64(took)/float64(time.Millisecond)/float64(all)*stepSlots)
-	if err := m.costs(before, all, "step"); err != nil {
-		return err
-	}
-	return m.allSucceeded(ctx)
 }

@@ -10,12 +10,11 @@ import (
 	"log/slog"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
+	"runtime"
+	"runtime/debug"
 	"runtime/pprof"
-	"strconv"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/errand-run/errand/shared/agent"
@@ -24,52 +23,98 @@ import (
 	"github.com/errand-run/errand/shared/store/sqlite"
 )
 
-// Command is the hidden command of the errand program that a measurement starts: errand bench-process ROLE …
+// Command is the hidden command of the errand program that a measurement starts: errand bench-process SPEC.
 const Command = "bench-process"
+
+// The roles of a process.
+const (
+	roleServer = "server"
+	roleWorker = "worker"
+	roleAgent  = "agent" // a worker that the server's local runtime starts, which tells it what it has to know
+)
+
+// spec is what a process is to be.
+type spec struct {
+	Role string `json:"role"`
+
+	// Of a server.
+	Dir     string `json:"dir,omitempty"`     // of its store
+	Addr    string `json:"addr,omitempty"`    // to listen on; a free port when empty
+	Profile string `json:"profile,omitempty"` // file for where its time goes, "" for none
+	Local   bool   `json:"local,omitempty"`   // it starts attempts itself
+
+	// Of a worker.
+	URL   string `json:"url,omitempty"`
+	Slots int    `json:"slots,omitempty"`
+	// Log is a file for what handlers do to the world outside; "" for handlers that do nothing to it. Of an agent, too.
+	Log string `json:"log,omitempty"`
+}
 
 // word is a line that a process of a measurement says: once when it is ready, and to every line that it is sent.
 type word struct {
-	URL     string        `json:"url,omitempty"`
-	Store   string        `json:"store,omitempty"`
-	CPU     time.Duration `json:"cpu"` // user and system, since it began
-	Flushes int64         `json:"flushes,omitempty"`
-	Handled int64         `json:"handled,omitempty"`
+	URL      string        `json:"url,omitempty"`
+	Store    string        `json:"store,omitempty"`
+	CPU      time.Duration `json:"cpu"` // user and system, since it began
+	Flushes  int64         `json:"flushes,omitempty"`
+	Handled  int64         `json:"handled,omitempty"`
+	Resident int64         `json:"resident,omitempty"` // bytes of memory; 0 where it is not known
+	Bytes    int64         `json:"bytes,omitempty"`    // of the store
 }
+
+// askSettled is a line that asks for memory to be given back before the word is said.
+const askSettled = "settle"
 
 // Process is the main of such a process. It ends when its standard input does, and so with the process that measures.
 func Process(ctx context.Context, args []string, in io.Reader, out io.Writer) error {
-	if len(args) == 3 && args[0] == "server" {
-		return serve(ctx, args[1], args[2], in, out)
+	var s spec
+	if len(args) != 1 || json.Unmarshal([]byte(args[0]), &s) != nil {
+		return errors.New("this command is for errand bench to start")
 	}
-	if len(args) == 3 && args[0] == "worker" {
-		slots, err := strconv.Atoi(args[2])
+	switch s.Role {
+	case roleServer:
+		return serve(ctx, s, in, out)
+	case roleWorker:
+		return work(ctx, s, in, out)
+	case roleAgent:
+		h, err := newHandler(s.Log)
 		if err != nil {
 			return err
 		}
-		return work(ctx, args[1], slots, in, out)
+		agent.Main(h.handle) // it ends the process
 	}
-	return errors.New("this command is for errand bench to start")
+	return fmt.Errorf("%s as %q: no such role", Command, s.Role)
 }
 
 // converse says a word now and after each line of input, until that ends.
-func converse(in io.Reader, out io.Writer, say func() word) error {
+func converse(in io.Reader, out io.Writer, say func() (word, error)) error {
 	encoder := json.NewEncoder(out)
-	if err := encoder.Encode(say()); err != nil {
+	answer := func() error {
+		w, err := say()
+		if err != nil {
+			return err
+		}
+		w.CPU, w.Resident = ownCPU(), resident()
+		return encoder.Encode(w)
+	}
+	if err := answer(); err != nil {
 		return err
 	}
 	for scan := bufio.NewScanner(in); scan.Scan(); {
-		if err := encoder.Encode(say()); err != nil {
+		if scan.Text() == askSettled {
+			runtime.GC() // what pools hold goes in the second round
+			debug.FreeOSMemory()
+		}
+		if err := answer(); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// serve is the server: a store that waits for the disk, no local runtime, no login. profile is a file for where its
-// time goes, "" for none.
-func serve(ctx context.Context, dir, profile string, in io.Reader, out io.Writer) error {
-	if profile != "" {
-		f, err := os.Create(profile)
+// serve is the server: a store that waits for the disk, and no login.
+func serve(ctx context.Context, s spec, in io.Reader, out io.Writer) error {
+	if s.Profile != "" {
+		f, err := os.Create(s.Profile)
 		if err != nil {
 			return err
 		}
@@ -79,48 +124,59 @@ func serve(ctx context.Context, dir, profile string, in io.Reader, out io.Writer
 		}
 		defer pprof.StopCPUProfile()
 	}
-	db, err := sqlite.Open(ctx, filepath.Join(dir, "bench.db"), sqlite.Options{})
+	file := filepath.Join(s.Dir, storeFile)
+	db, err := sqlite.Open(ctx, file, sqlite.Options{})
 	if err != nil {
 		return err
 	}
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if s.Addr == "" {
+		s.Addr = "127.0.0.1:0"
+	}
+	listener, err := net.Listen("tcp", s.Addr)
 	if err != nil {
 		return errors.Join(err, db.Close())
 	}
-	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
-	n, err := node.Start(ctx, node.Options{Store: db, Listener: listener, Logger: log})
+	o := node.Options{Store: db, Listener: listener, Logger: logger(slog.LevelWarn)}
+	if s.Local {
+		o.Local, o.Ledger = true, file+".processes"
+	}
+	n, err := node.Start(ctx, o)
 	if err != nil {
 		return err
 	}
-	err = converse(in, out, func() word {
-		return word{URL: n.URL(), Store: db.Describe(), CPU: ownCPU(), Flushes: db.Stats().Flushes}
+	err = converse(in, out, func() (word, error) {
+		size, err := db.Size(ctx)
+		return word{URL: n.URL(), Store: db.Describe(), Flushes: db.Stats().Flushes, Bytes: size}, err
 	})
 	return errors.Join(err, n.Close(context.WithoutCancel(ctx), 0))
 }
 
-// task is the input of a run: what its handler does.
-type task struct {
-	Steps int `json:"steps,omitempty"` // durable steps to record, one after the other
+func logger(level slog.Level) *slog.Logger {
+	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
 }
 
-// answer is its output.
-type answer struct {
-	Began int64 `json:"began"` // when the handler was called, in nanoseconds since 1970
-}
-
-// work is the worker.
-func work(ctx context.Context, url string, slots int, in io.Reader, out io.Writer) error {
-	client, err := api.NewClient(api.Options{URL: url})
+// work is a worker that nobody but the measurement starts and ends.
+func work(ctx context.Context, s spec, in io.Reader, out io.Writer) error {
+	client, err := api.NewClient(api.Options{URL: s.URL})
 	if err != nil {
 		return err
 	}
+	defer client.Close()
+	h, err := newHandler(s.Log)
+	if err != nil {
+		return err
+	}
+	level := slog.LevelWarn
+	if s.Log != "" {
+		level = slog.LevelError // that the server goes away is what is being measured
+	}
 	var handled atomic.Int64
-	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	execute := agent.Handle(client, h.handle)
 	host, err := agent.NewHost(client, agent.HostOptions{
-		Agents: []string{agentName}, Slots: slots, Grace: -1, Log: log,
+		Agents: []string{agentName}, Slots: s.Slots, Grace: -1, Log: logger(level),
 		Handle: func(ctx context.Context, a *agent.Attempt) agent.Result {
 			defer handled.Add(1)
-			return handle(ctx, a)
+			return execute(ctx, a)
 		},
 	})
 	if err != nil {
@@ -129,90 +185,7 @@ func work(ctx context.Context, url string, slots int, in io.Reader, out io.Write
 	workCtx, stop := context.WithCancel(ctx)
 	done := make(chan error, 1)
 	go func() { done <- host.Run(workCtx) }()
-	err = converse(in, out, func() word { return word{CPU: ownCPU(), Handled: handled.Load()} })
+	err = converse(in, out, func() (word, error) { return word{Handled: handled.Load()}, nil })
 	stop()
 	return errors.Join(err, <-done)
-}
-
-func handle(ctx context.Context, a *agent.Attempt) agent.Result {
-	began := time.Now()
-	var t task
-	if err := json.Unmarshal(a.Input, &t); err != nil {
-		return agent.Failed(agent.Fail("BAD_INPUT", err))
-	}
-	for n := range t.Steps {
-		step := &api.Step{Name: "step-" + strconv.Itoa(n+1), Seq: n + 1, Result: json.RawMessage("true")}
-		if _, err := a.Report(ctx, api.Report{Type: api.ReportStep, Step: step}); err != nil {
-			return agent.Failed(err)
-		}
-	}
-	output, err := json.Marshal(answer{Began: began.UnixNano()})
-	if err != nil {
-		return agent.Failed(err)
-	}
-	return agent.Result{Output: output}
-}
-
-// ownCPU is what this process has used, user and system.
-func ownCPU() time.Duration {
-	var u syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
-		return 0
-	}
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
-}
-
-// child is a process of the measurement, seen from the one that measures.
-type child struct {
-	role string
-	cmd  *exec.Cmd
-	in   io.WriteCloser
-	out  *json.Decoder
-}
-
-// spawn starts this program again in another role, and waits for its first word.
-func spawn(ctx context.Context, args ...string) (*child, word, error) {
-	var w word
-	self, err := os.Executable()
-	if err != nil {
-		return nil, w, err
-	}
-	c := &child{role: args[0], cmd: exec.CommandContext(ctx, self, append([]string{Command}, args...)...)}
-	c.cmd.Stderr = os.Stderr
-	if c.in, err = c.cmd.StdinPipe(); err != nil {
-		return nil, w, err
-	}
-	out, err := c.cmd.StdoutPipe()
-	if err != nil {
-		return nil, w, err
-	}
-	c.out = json.NewDecoder(out)
-	if err := c.cmd.Start(); err != nil {
-		return nil, w, fmt.Errorf("start the %s: %w", c.role, err)
-	}
-	if err := c.out.Decode(&w); err != nil {
-		return nil, w, errors.Join(fmt.Errorf("start the %s: %w", c.role, err), c.stop())
-	}
-	return c, w, nil
-}
-
-// ask returns the child's word as of now.
-func (c *child) ask() (word, error) {
-	var w word
-	if _, err := io.WriteString(c.in, "\n"); err != nil {
-		return w, fmt.Errorf("ask the %s: %w", c.role, err)
-	}
-	if err := c.out.Decode(&w); err != nil {
-		return w, fmt.Errorf("ask the %s: %w", c.role, err)
-	}
-	return w, nil
-}
-
-// stop ends the child and waits for it.
-func (c *child) stop() error {
-	_ = c.in.Close()
-	if err := c.cmd.Wait(); err != nil {
-		return fmt.Errorf("the %s ended: %w", c.role, err)
-	}
-	return nil
 }
