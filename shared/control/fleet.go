@@ -52,8 +52,9 @@ func revisionID(name string, revision int64) string {
 // declarations is what is declared, in memory: read by every decision, replaced on apply.
 type declarations struct {
 	mu      sync.RWMutex
-	current map[string]*declaration // by declaredID
-	kept    map[string]*declaration // revisions of agents that runs still use, by revisionID; bounded
+	current map[string]*declaration  // by declaredID
+	kept    map[string]*declaration  // revisions of agents that runs still use, by revisionID; bounded
+	tenants map[string]*fleet.Tenant // those that were never declared, with the defaults; bounded
 
 	doubt atomic.Bool // a write failed and may have been written
 }
@@ -61,7 +62,7 @@ type declarations struct {
 const maxKept = 1000
 
 func newDeclarations() *declarations {
-	return &declarations{current: make(map[string]*declaration), kept: make(map[string]*declaration)}
+	return &declarations{current: make(map[string]*declaration), kept: make(map[string]*declaration), tenants: make(map[string]*fleet.Tenant)}
 }
 
 func (d *declarations) get(kind, name string) *declaration {
@@ -248,8 +249,27 @@ func (p *Plane) tenantOf(name string) *fleet.Tenant {
 	if x := p.declared.get(fleet.KindTenant, name); x != nil {
 		return x.object.(*fleet.Tenant)
 	}
-	t := &fleet.Tenant{Meta: fleet.Meta{Name: name}}
+	return p.declared.undeclared(name)
+}
+
+const maxUndeclared = 10_000
+
+// undeclared is a tenant that nobody declared: what tenants are by default.
+func (d *declarations) undeclared(name string) *fleet.Tenant {
+	d.mu.RLock()
+	t := d.tenants[name]
+	d.mu.RUnlock()
+	if t != nil {
+		return t
+	}
+	t = &fleet.Tenant{Meta: fleet.Meta{Name: name}}
 	t.SetDefaults()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(d.tenants) >= maxUndeclared {
+		clear(d.tenants)
+	}
+	d.tenants[name] = t
 	return t
 }
 

@@ -21,8 +21,9 @@ type index struct {
 	queue   *queue.Queue
 	world   *placement.World
 	profile *placement.Profile
-	timers  *timers // by run id
-	leases  *timers // by worker, on the monotonic clock
+	asked   run.Record // reused: the run that a pass asks about
+	timers  *timers    // by run id
+	leases  *timers    // by worker, on the monotonic clock
 	runs    map[string]*tracked
 	classes map[queue.Class]*class
 	parked  map[queue.Class]map[string]struct{} // unschedulable runs

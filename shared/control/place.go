@@ -106,7 +106,8 @@ func (p *Plane) placeOne(walk *queue.Pass, e queue.Entry, fresh map[string]*arri
 		walk.BlockClass(e.Class)
 		return b, false
 	}
-	rec := &run.Record{Spec: run.Spec{ID: e.ID, Agent: agent.Name(), Revision: c.agent.revision, Tenant: e.Tenant}}
+	rec := &ix.asked // what a decision may depend on
+	rec.ID, rec.Agent, rec.Revision, rec.Tenant = e.ID, agent.Name(), c.agent.revision, e.Tenant
 	v := admission.Start(agent, p.tenantOf(e.Tenant), admission.View{
 		TenantRunning: ix.tenants.of(e.Tenant).live, AgentRunning: ix.agents.of(agent.Name()).live,
 		AgentTenantRunning: ix.agentTenant[[2]string{agent.Name(), e.Tenant}], Paused: p.paused(agent.Name()),
@@ -227,7 +228,7 @@ func (p *Plane) stepBind(ctx context.Context, bindings []binding, now run.Instan
 		} else {
 			if failures[i] = errs[next]; failures[i] == nil {
 				pd.rec = records[next]
-				pd.before = *pd.rec
+				pd.was = pd.rec.Seq
 			}
 			next++
 		}

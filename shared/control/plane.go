@@ -12,7 +12,6 @@ package control
 
 import (
 	"context"
-	"crypto/ed25519"
 	"crypto/rand"
 	"encoding/base32"
 	"encoding/binary"
@@ -44,8 +43,8 @@ type Config struct {
 	Runtimes map[fleet.Runtime]runtime.Runtime
 	// Name is this process in the dispatcher lease and in history.
 	Name string
-	// SigningKey signs attempt tokens. Without one a key is made and kept in the store.
-	SigningKey ed25519.PrivateKey
+	// SigningKey signs attempt tokens: 32 random bytes or more. Without one a key is made and kept in the store.
+	SigningKey []byte
 
 	WorkerLease time.Duration // silence after which a worker is lost; 15 s
 	BeatEvery   time.Duration // how often a worker sends its heartbeat; a third of WorkerLease

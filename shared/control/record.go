@@ -87,7 +87,7 @@ func (p *Plane) changeAll(ctx context.Context, edits []edit) []outcome {
 type pending struct {
 	id     string
 	rec    *run.Record
-	before run.Record // for the index: only scalar fields are read
+	was    int64 // version of the record that is there; 0 for a new run
 	events []run.Event
 	unit   store.Unit
 }
@@ -105,7 +105,7 @@ func (p *Plane) changeRuns(ctx context.Context, ids []string, byRun map[string][
 			}
 			continue
 		}
-		pd := &pending{id: id, rec: records[k], before: *records[k]}
+		pd := &pending{id: id, rec: records[k], was: records[k].Seq}
 		purge := false
 		for _, i := range byRun[id] {
 			d, err := edits[i].decide(ctx, pd.rec, now)
@@ -121,7 +121,7 @@ func (p *Plane) changeRuns(ctx context.Context, ids []string, byRun map[string][
 		}
 		switch {
 		case purge:
-			pd.unit.Writes = append(pd.unit.Writes, store.Write{Doc: store.Doc{Kind: store.KindRun, ID: id}, Expect: pd.before.Seq, Delete: true})
+			pd.unit.Writes = append(pd.unit.Writes, store.Write{Doc: store.Doc{Kind: store.KindRun, ID: id}, Expect: pd.was, Delete: true})
 			pd.unit.Purge = []string{id}
 		case len(pd.events) > 0:
 			pd.write()
@@ -168,23 +168,28 @@ func (p *Plane) changeRuns(ctx context.Context, ids []string, byRun map[string][
 	return again
 }
 
-// fold applies events to a copy of the record.
+// fold applies events to a copy of the record: whoever reads the one that is known must not see it change. The record
+// of a new run is nobody's yet.
 func (pd *pending) fold(events []run.Event, now run.Instant) error {
 	if len(events) == 0 {
 		return nil
 	}
-	next := pd.rec.Clone()
-	written := make([]run.Event, 0, len(events))
-	for _, e := range events {
+	next := pd.rec
+	if pd.was != 0 {
+		next = pd.rec.CloneFor(len(events))
+	}
+	first := len(next.Tail)
+	for i := range events {
+		e := &events[i]
 		if e.At == 0 {
 			e.At = now
 		}
-		if err := run.Decide(next, &e); err != nil {
+		if err := run.Decide(next, e); err != nil {
 			return err
 		}
-		written = append(written, run.Evolve(next, e))
+		run.Evolve(next, *e)
 	}
-	pd.rec, pd.events = next, append(pd.events, written...)
+	pd.rec, pd.events = next, append(pd.events, next.Tail[first:]...)
 	return nil
 }
 
@@ -193,7 +198,7 @@ func (pd *pending) write() {
 	if old := run.Spill(pd.rec); old != nil {
 		pd.unit.Writes = append(pd.unit.Writes, historyWrite(pd.id, old))
 	}
-	pd.unit.Writes = append(pd.unit.Writes, recordWrite(pd.rec, pd.before.Seq))
+	pd.unit.Writes = append(pd.unit.Writes, recordWrite(pd.rec, pd.was))
 }
 
 // recordWrite is the stored form of a record; expect is the version that it replaces, 0 for a new run.

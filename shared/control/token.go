@@ -2,7 +2,6 @@ package control
 
 import (
 	"context"
-	"crypto/ed25519"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -29,7 +28,11 @@ const (
 	tokenPadding = time.Minute // a token outlives its attempt by the grace and this
 )
 
-// claims of an attempt token: an EdDSA JWT that is good for one attempt of one run.
+// keySize is that of the key and of what HMAC-SHA256 makes with it, in bytes.
+const keySize = 32
+
+// claims of an attempt token: a JWT, HS256, that is good for one attempt of one run. Only control planes of one store
+// check it, and they share the key; see docs/adr/0009-attempt-tokens-are-macs.md.
 type claims struct {
 	jwt.RegisteredClaims
 	Run    string   `json:"run"`
@@ -43,7 +46,7 @@ type claims struct {
 // signer makes and checks attempt tokens. It remembers those that it made or checked, so that a busy worker costs one
 // signature per attempt and no verification.
 type signer struct {
-	key    ed25519.PrivateKey
+	key    []byte
 	parser *jwt.Parser
 
 	mu    sync.Mutex
@@ -56,26 +59,27 @@ type knownGrant struct {
 }
 
 // loadSigner uses the given key, or the one in the store, or makes one and keeps it there.
-func loadSigner(ctx context.Context, st store.Store, key ed25519.PrivateKey) (*signer, error) {
+func loadSigner(ctx context.Context, st store.Store, key []byte) (*signer, error) {
 	s := &signer{key: key, known: make(map[string]knownGrant), parser: jwt.NewParser(
-		jwt.WithValidMethods([]string{jwt.SigningMethodEdDSA.Alg()}), jwt.WithoutClaimsValidation())} // verify has the time
+		jwt.WithValidMethods([]string{jwt.SigningMethodHS256.Alg()}), jwt.WithoutClaimsValidation())} // verify has the time
 	for len(s.key) == 0 {
 		doc, err := st.Get(ctx, store.KindMisc, keyID)
 		switch {
-		case err == nil && len(doc.Body) == ed25519.SeedSize:
-			s.key = ed25519.NewKeyFromSeed(doc.Body)
 		case err == nil:
-			return nil, fmt.Errorf("signing key in the store has %d bytes, want %d", len(doc.Body), ed25519.SeedSize)
+			s.key = doc.Body
 		case !errors.Is(err, store.ErrNotFound):
 			return nil, fmt.Errorf("read the signing key: %w", err)
 		default:
-			seed := make([]byte, ed25519.SeedSize)
-			_, _ = rand.Read(seed)
-			unit := store.Unit{Token: keyID, Writes: []store.Write{{Doc: store.Doc{Kind: store.KindMisc, ID: keyID, Version: 1, Body: seed}}}}
+			fresh := make([]byte, keySize)
+			_, _ = rand.Read(fresh)
+			unit := store.Unit{Token: keyID, Writes: []store.Write{{Doc: store.Doc{Kind: store.KindMisc, ID: keyID, Version: 1, Body: fresh}}}}
 			if err := st.Commit(ctx, []store.Unit{unit})[0]; err != nil && !errors.Is(err, store.ErrExists) {
 				return nil, fmt.Errorf("keep a new signing key: %w", err)
 			}
 		}
+	}
+	if len(s.key) < keySize {
+		return nil, fmt.Errorf("signing key has %d bytes, want %d at least", len(s.key), keySize)
 	}
 	return s, nil
 }
@@ -88,7 +92,7 @@ func (s *signer) sign(g Grant, epoch int64, now, expires time.Time) (string, err
 		},
 		Run: g.Run, N: g.N, Epoch: epoch, Agent: g.Agent, Tenant: g.Tenant, Scopes: g.Scopes,
 	}
-	token, err := jwt.NewWithClaims(jwt.SigningMethodEdDSA, c).SignedString(s.key)
+	token, err := jwt.NewWithClaims(jwt.SigningMethodHS256, c).SignedString(s.key)
 	if err != nil {
 		return "", fmt.Errorf("sign the token of attempt %s: %w", c.Subject, err)
 	}
@@ -108,7 +112,7 @@ func (s *signer) verify(token string, now time.Time) (Grant, error) {
 		return Grant{}, fmt.Errorf("%w: longer than %d bytes", ErrToken, maxToken)
 	}
 	var c claims
-	_, err := s.parser.ParseWithClaims(token, &c, func(*jwt.Token) (any, error) { return s.key.Public(), nil })
+	_, err := s.parser.ParseWithClaims(token, &c, func(*jwt.Token) (any, error) { return s.key, nil })
 	switch {
 	case err != nil || c.Issuer != tokenIssuer:
 		return Grant{}, fmt.Errorf("%w: not signed by this control plane", ErrToken)

@@ -2,7 +2,6 @@ package control
 
 import (
 	"context"
-	"crypto/ed25519"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -17,7 +16,7 @@ var signedAt = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
 func testSigner(t testing.TB, seed byte) *signer {
 	t.Helper()
-	s, err := loadSigner(context.Background(), memory.Open(), ed25519.NewKeyFromSeed([]byte(strings.Repeat(string(rune('a'+seed)), ed25519.SeedSize))))
+	s, err := loadSigner(context.Background(), memory.Open(), []byte(strings.Repeat(string(rune('a'+seed)), keySize)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -54,18 +53,19 @@ func TestOnlyATokenOfThisControlPlaneIsGoodAndOnlyInItsTime(t *testing.T) {
 		at    time.Duration
 		good  bool
 	}{
-		"a good one":                      {good, 0, true},
-		"at the last second":              {good, time.Hour - time.Second, true},
-		"when it has expired":             {good, time.Hour, false},
-		"of another control plane":        {sign(t, testSigner(t, 1), want), 0, false},
-		"for another attempt":             {part(good, 1, func(m map[string]any) { m["n"] = 4 }), 0, false},
-		"for more scopes":                 {part(good, 1, func(m map[string]any) { m["scp"] = []string{"effect:*"} }), 0, false},
-		"unsigned":                        {part(good, 0, func(m map[string]any) { m["alg"] = "none" }), 0, false},
-		"unsigned, without a signature":   {strings.Join(strings.Split(part(good, 0, func(m map[string]any) { m["alg"] = "none" }), ".")[:2], ".") + ".", 0, false},
-		"signed by our public key as MAC": {part(good, 0, func(m map[string]any) { m["alg"] = "HS256" }), 0, false},
-		"cut":                             {good[:len(good)-2], 0, false},
-		"empty":                           {"", 0, false},
-		"longer than any of ours":         {strings.Repeat("a", maxToken+1), 0, false},
+		"a good one":                    {good, 0, true},
+		"at the last second":            {good, time.Hour - time.Second, true},
+		"when it has expired":           {good, time.Hour, false},
+		"of another control plane":      {sign(t, testSigner(t, 1), want), 0, false},
+		"for another attempt":           {part(good, 1, func(m map[string]any) { m["n"] = 4 }), 0, false},
+		"for more scopes":               {part(good, 1, func(m map[string]any) { m["scp"] = []string{"effect:*"} }), 0, false},
+		"unsigned":                      {part(good, 0, func(m map[string]any) { m["alg"] = "none" }), 0, false},
+		"unsigned, without a signature": {strings.Join(strings.Split(part(good, 0, func(m map[string]any) { m["alg"] = "none" }), ".")[:2], ".") + ".", 0, false},
+		"signed in another way":         {part(good, 0, func(m map[string]any) { m["alg"] = "HS512" }), 0, false},
+		"with a signature of nothing":   {good[:strings.LastIndexByte(good, '.')+1], 0, false},
+		"cut":                           {good[:len(good)-2], 0, false},
+		"empty":                         {"", 0, false},
+		"longer than any of ours":       {strings.Repeat("a", maxToken+1), 0, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, fresh := range []*signer{s, {key: s.key, parser: s.parser, known: map[string]knownGrant{}}} { // remembered or not
@@ -96,6 +96,12 @@ func TestTheSigningKeyIsMadeOnceAndSurvivesARestart(t *testing.T) {
 	}
 	if _, err := second.verify(token, signedAt); err != nil {
 		t.Fatalf("after a restart: %v", err)
+	}
+}
+
+func TestAShortSigningKeyIsRefused(t *testing.T) {
+	if _, err := loadSigner(t.Context(), memory.Open(), []byte("secret")); err == nil || strings.Contains(err.Error(), "secret") {
+		t.Errorf("got %v, want an error that does not repeat the key", err)
 	}
 }
 

@@ -264,13 +264,23 @@ func (r *Record) WakeAt() Instant {
 }
 
 // Clone returns a copy that shares nothing which Evolve changes.
-func (r *Record) Clone() *Record {
+func (r *Record) Clone() *Record { return r.CloneFor(0) }
+
+// CloneFor is Clone with room for some more events.
+func (r *Record) CloneFor(events int) *Record {
 	c := *r
-	c.Attempts = slices.Clone(r.Attempts)
+	c.Attempts = cloneFor(r.Attempts, min(events, 1))
 	c.Signals = slices.Clone(r.Signals)
 	c.SigKeys = slices.Clone(r.SigKeys)
-	c.Tail = slices.Clone(r.Tail)
+	c.Tail = cloneFor(r.Tail, events)
 	return &c
+}
+
+func cloneFor[E any](list []E, more int) []E {
+	if list == nil {
+		return nil
+	}
+	return append(make([]E, 0, len(list)+more), list...)
 }
 
 // Errors of what an outside party gave.
