@@ -343,10 +343,10 @@ func TestTheCacheIsBoundedInBytes(t *testing.T) {
 	if c.size != 0 {
 		t.Fatalf("%d bytes are left of nothing", c.size)
 	}
-	for i := range 2 * lastFinished {
+	for i := range 2 * lastAtRest {
 		c.put(&run.Record{Spec: run.Spec{ID: fmt.Sprint(i)}, State: run.Succeeded, Seq: 1})
 	}
-	if len(c.m) != lastFinished {
-		t.Fatalf("%d finished runs are kept, want %d", len(c.m), lastFinished)
+	if len(c.m) != lastAtRest {
+		t.Fatalf("%d finished runs are kept, want %d", len(c.m), lastAtRest)
 	}
 }

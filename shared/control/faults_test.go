@@ -359,7 +359,7 @@ func TestAKeyThatIsUsedAgainAfterRemovalIsNotTakenForTheOldRun(t *testing.T) {
 	if _, err := h.p.Cancel(t.Context(), old.ID, CancelRequest{}); err != nil {
 		t.Fatal(err)
 	}
-	h.pass(2 * time.Second)
+	h.pass(2 * keyWindow)
 	h.submit(Submission{Agent: "echo", Key: "k", Input: json.RawMessage(`2`)})
 	if _, err := h.p.Signal(t.Context(), old.ID, "go", "", nil, "ann"); err != nil { // its third event, too
 		t.Fatal(err)

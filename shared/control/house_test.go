@@ -27,6 +27,7 @@ type house struct {
 
 	runtimes map[fleet.Runtime]runtime.Runtime
 	maxQueue int
+	change   func(*Config)
 }
 
 var began = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
@@ -46,7 +47,7 @@ func newHouse(t *testing.T, objects ...fleet.Object) *house {
 // open starts a control plane over the house's store; a second one stands for a restart.
 func (h *house) open() {
 	h.t.Helper()
-	p, err := New(Config{
+	cfg := Config{
 		Store: h.store, Runtimes: h.runtimes, MaxQueue: h.maxQueue,
 		Clock: func() time.Time { h.mu.Lock(); defer h.mu.Unlock(); return h.now },
 		Monotonic: func() time.Duration {
@@ -60,7 +61,11 @@ func (h *house) open() {
 			h.rolls += 0x9e3779b97f4a7c15
 			return h.rolls
 		},
-	})
+	}
+	if h.change != nil {
+		h.change(&cfg)
+	}
+	p, err := New(cfg)
 	if err != nil {
 		h.t.Fatal(err)
 	}

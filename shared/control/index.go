@@ -43,7 +43,8 @@ type index struct {
 	horizon      run.Instant // wake-ups up to here are in timers
 	fleetChanged bool        // what could not be placed may be placeable now
 	backlog      bool        // some queued runs are in the store only
-	left         []string    // runs that found no place in the queue's memory
+	removal      *retention
+	left         []string // runs that found no place in the queue's memory
 }
 
 // tracked is a run that the index holds.
@@ -151,6 +152,7 @@ func newIndex(cfg Config) *index {
 		targets:     make(map[string]map[string]struct{}),
 		workers:     make(map[string]*worker),
 		boxes:       make(map[string]*outbox),
+		removal:     &retention{next: 1}, // what is there to remove is not known yet
 	}
 }
 
@@ -237,9 +239,9 @@ type effect struct {
 }
 
 // set brings the index in line with a record that was just written and reports whether the loop has something to do.
-func (ix *index) set(p *Plane, r *run.Record, purged bool) (turn bool, after effect) {
+func (ix *index) set(p *Plane, r *run.Record, gone bool) (turn bool, after effect) {
 	t := ix.runs[r.ID]
-	terminal := purged || r.State.Terminal()
+	terminal := gone || r.State.Terminal()
 	// 1. An attempt that ended gives its slot back.
 	if t != nil && t.live != nil && (terminal || !r.Live() || r.Attempt != t.live.n) {
 		after = effect{ended: true, target: t.live.target, n: t.live.n}
@@ -268,7 +270,11 @@ func (ix *index) set(p *Plane, r *run.Record, purged bool) (turn bool, after eff
 	// 4. When to look again. What is in memory anyway has its wake-up there, however far that is; the others' are read
 	// from the store in time.
 	when := ix.wakeOf(r)
-	if purged || when > ix.horizon && ix.runs[r.ID] == nil {
+	switch {
+	case terminal:
+		turn = !gone && ix.removal.ended(when) || turn
+		when = 0
+	case when > ix.horizon && ix.runs[r.ID] == nil:
 		when = 0
 	}
 	if soonest := ix.timers.next(); when != 0 && (soonest == 0 || when < soonest) {

@@ -166,7 +166,7 @@ func (p *Plane) commitArrivals(ctx context.Context, list []arrival) {
 	}
 	for i, err := range p.store.Commit(ctx, units) {
 		if err == nil {
-			p.noted(list[i].rec, list[i].rec.Tail, false)
+			p.noted(list[i].rec, list[i].rec.Tail)
 		}
 		list[i].done(list[i], err)
 	}
@@ -238,7 +238,7 @@ func (p *Plane) admit(s *Submission, now run.Instant, queuedNow map[string]int) 
 	spec := run.Spec{
 		Kind: run.KindAgent, Agent: s.Agent, Version: agent.Version, Revision: x.revision, Tenant: s.Tenant,
 		Priority: priority, Labels: s.Labels, Key: s.Key, CreatedAt: now, NotBefore: run.At(s.NotBefore), Deadline: run.At(s.Deadline),
-		RetainFor: agent.Retain.Std().Milliseconds(), Session: s.Session, Trace: s.Trace, BudgetUSD: s.BudgetUSD, BudgetToken: s.Tokens,
+		RetainFor: retainFor(agent), Session: s.Session, Trace: s.Trace, BudgetUSD: s.BudgetUSD, BudgetToken: s.Tokens,
 	}
 	if spec.Session == "" && agent.Shape == fleet.Instance {
 		spec.Session = "default"

@@ -97,6 +97,7 @@ func (p *Plane) Step(ctx context.Context, now run.Instant) (more bool) {
 	// 4. Delivery.
 	p.stepDeliver(ctx, assigned)
 	p.stepShares(ctx, now)
+	p.stepRetention(ctx, now)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return more || again || p.ix.roomForBacklog() || p.arrive.waiting() > 0
@@ -115,8 +116,10 @@ func (p *Plane) untilNext() time.Duration {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if next := p.ix.timers.next(); next != 0 {
-		sooner(next.Sub(now))
+	for _, next := range []run.Instant{p.ix.timers.next(), p.ix.removal.next} {
+		if next != 0 {
+			sooner(next.Sub(now))
+		}
 	}
 	if next := p.ix.leases.next(); next != 0 {
 		sooner(next.Sub(mono))
@@ -276,7 +279,7 @@ func (p *Plane) readDue(ctx context.Context, from, until run.Instant) error {
 	p.mu.Lock()
 	p.ix.horizon = until
 	p.mu.Unlock()
-	for shard := range store.Shards {
+	for shard := range shards {
 		wake, id := int64(from), ""
 		if from > 0 {
 			id = "\xff"

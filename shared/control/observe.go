@@ -369,9 +369,7 @@ func (p *Plane) usageOf(id string, r *runtime.Report) *run.Usage {
 
 // ended completes a terminal event: when the record is removed.
 func (p *Plane) ended(rec *run.Record, e run.Event) run.Event {
-	if rec.RetainFor > 0 {
-		e.Due = max(e.At, rec.UpdatedAt).Add(time.Duration(rec.RetainFor) * time.Millisecond)
-	}
+	e.Due = p.removeAt(rec, max(e.At, rec.UpdatedAt))
 	return e
 }
 

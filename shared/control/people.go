@@ -167,6 +167,9 @@ func (p *Plane) retryOf(ctx context.Context, id string, input json.RawMessage, a
 	if !old.State.Terminal() {
 		return a, refuse(CodeState, "run %s is %s: only a finished run can be retried; cancel it first", id, old.State)
 	}
+	if old.Due != 0 && old.Due <= p.now().Add(retryMargin) {
+		return a, refuse(CodeState, "run %s ended longer ago than its agent's retain keeps it, and is about to be removed with its receipts: submit a new run", id)
+	}
 	x := p.declared.get(fleet.KindAgent, old.Agent)
 	if x == nil {
 		return a, refuse(CodeNotFound, "agent %s is not declared any more", old.Agent)
@@ -188,10 +191,12 @@ func (p *Plane) retryOf(ctx context.Context, id string, input json.RawMessage, a
 	agent := x.object.(*fleet.Agent)
 	spec := run.Spec{
 		ID: p.newID(), Kind: old.Kind, Agent: old.Agent, Version: agent.Version, Revision: x.revision, Tenant: old.Tenant,
-		Priority: old.Priority, Labels: old.Labels, Unit: old.WorkUnit(), CreatedAt: now, RetainFor: agent.Retain.Std().Milliseconds(),
+		Priority: old.Priority, Labels: old.Labels, Unit: old.WorkUnit(), CreatedAt: now, RetainFor: retainFor(agent),
 		RetryOf: old.ID, Session: old.Session, Trace: old.Trace, BudgetUSD: old.BudgetUSD, BudgetToken: old.BudgetToken,
 	}
-	return p.arrivalOf(spec, input, agent, actor, now)
+	a, err = p.arrivalOf(spec, input, agent, actor, now)
+	a.writes = append(a.writes, retryLink(old.ID, spec.ID))
+	return a, err
 }
 
 // Begin registers a handler that was called directly: the run is accepted, placed and running at once.
@@ -215,7 +220,7 @@ func (p *Plane) Begin(ctx context.Context, b Beginning) (runtime.Assignment, err
 	agent := x.object.(*fleet.Agent)
 	spec := run.Spec{
 		Kind: run.KindAgent, Agent: b.Agent, Version: agent.Version, Revision: x.revision, Tenant: b.Tenant, Priority: admission.DefaultPriority,
-		Labels: b.Labels, Key: b.Key, CreatedAt: now, RetainFor: agent.Retain.Std().Milliseconds(), Session: b.Session, Trace: b.Trace,
+		Labels: b.Labels, Key: b.Key, CreatedAt: now, RetainFor: retainFor(agent), Session: b.Session, Trace: b.Trace,
 	}
 	p.identify(&spec, &b.Submission)
 	a, err := p.arrivalOf(spec, b.Input, agent, b.Actor, now)

@@ -256,7 +256,7 @@ func (p *Plane) stepBind(ctx context.Context, bindings []binding, now run.Instan
 			continue
 		}
 		pd := work[i]
-		p.noted(pd.rec, pd.events, false)
+		p.noted(pd.rec, pd.events)
 		if b.arrival != nil {
 			b.arrival.rec = pd.rec
 			b.arrival.done(*b.arrival, nil)

@@ -56,6 +56,12 @@ type Config struct {
 	ConfirmAfter time.Duration
 	MaxQueue     int // runs kept in the queue's memory; the rest stay in the store; 1,000,000
 	MaxCache     int // records kept in memory; 50,000
+
+	// RetainMax is the longest that a finished run is kept, whatever its agent says; 0 for no bound.
+	RetainMax time.Duration
+	// KeyWindow is how long a finished run that was submitted under a key is kept at least, so that a repeat of the
+	// submission meets it; 24 h.
+	KeyWindow time.Duration
 }
 
 // Timings that are not policy.
@@ -99,6 +105,7 @@ func (c *Config) setDefaults() {
 	def(&c.Ageing, 30*time.Second)
 	def(&c.Flush, 5*time.Minute)
 	def(&c.ConfirmAfter, 100*time.Millisecond)
+	def(&c.KeyWindow, keyWindow)
 	if c.MaxQueue <= 0 {
 		c.MaxQueue = 1_000_000
 	}
@@ -273,15 +280,6 @@ func (p *Plane) newID() string {
 	binary.LittleEndian.PutUint64(b[:8], p.cfg.Random())
 	binary.LittleEndian.PutUint64(b[8:], p.cfg.Random())
 	return idEncoding.EncodeToString(b[:])[:20]
-}
-
-// shardOf spreads runs over the due index by their (random or hashed) id.
-func shardOf(id string) uint8 {
-	var h uint32 = 2166136261
-	for i := range len(id) {
-		h = (h ^ uint32(id[i])) * 16777619
-	}
-	return uint8(h % store.Shards)
 }
 
 // validName reports whether s can name a step, effect, signal, session or worker.

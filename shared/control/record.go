@@ -21,7 +21,6 @@ import (
 type draft struct {
 	events []run.Event
 	writes []store.Write // further documents of the same unit, with events only
-	purge  bool          // delete the run and all it owns
 	result runtime.Result
 }
 
@@ -106,7 +105,6 @@ func (p *Plane) changeRuns(ctx context.Context, ids []string, byRun map[string][
 			continue
 		}
 		pd := &pending{id: id, rec: records[k], was: records[k].Seq}
-		purge := false
 		for _, i := range byRun[id] {
 			d, err := edits[i].decide(ctx, pd.rec, now)
 			if err == nil {
@@ -117,12 +115,8 @@ func (p *Plane) changeRuns(ctx context.Context, ids []string, byRun map[string][
 				continue
 			}
 			pd.unit.Writes = append(pd.unit.Writes, d.writes...)
-			purge = purge || d.purge
 		}
 		switch {
-		case purge:
-			pd.unit.Writes = append(pd.unit.Writes, store.Write{Doc: store.Doc{Kind: store.KindRun, ID: id}, Expect: pd.was, Delete: true})
-			pd.unit.Purge = []string{id}
 		case len(pd.events) > 0:
 			pd.write()
 		case !fresh && !p.store.Exclusive():
@@ -142,7 +136,7 @@ func (p *Plane) changeRuns(ctx context.Context, ids []string, byRun map[string][
 		pd := work[k]
 		switch {
 		case err == nil:
-			p.noted(pd.rec, pd.events, len(pd.unit.Purge) > 0)
+			p.noted(pd.rec, pd.events)
 			for _, i := range byRun[pd.id] {
 				if outcomes[i].err == nil {
 					outcomes[i].rec = pd.rec
@@ -212,7 +206,7 @@ func recordWrite(r *run.Record, expect int64) store.Write {
 		Index: &store.Index{
 			Tenant: r.Tenant, Agent: r.Agent, Parent: r.Parent, Root: r.Root,
 			Worker: node, Attempt: int64(r.Holder()),
-			CreatedAt: int64(r.CreatedAt), WakeAt: int64(r.WakeAt()), Shard: shardOf(r.ID),
+			CreatedAt: int64(r.CreatedAt), WakeAt: int64(r.WakeAt()), Shard: shardOf(r),
 		},
 	}}
 }
@@ -245,17 +239,18 @@ func (p *Plane) load(ctx context.Context, ids []string, fresh bool) ([]*run.Reco
 	if len(missing) == 0 {
 		return records, errs
 	}
+	before := p.records.forgotten()
 	docs, err := p.store.GetMany(ctx, store.KindRun, missing)
 	for k, i := range at {
 		switch {
 		case err != nil:
 			errs[i] = fmt.Errorf("read run %s: %w", ids[i], err)
 		case docs[k].Version == 0:
-			errs[i] = refuse(CodeNotFound, "there is no run %s", ids[i])
+			errs[i] = refuse(CodeNotFound, "there is no run %s: none of this id was submitted, or it ended longer ago than its agent's retain keeps it", ids[i])
 		default:
 			records[i], errs[i] = run.DecodeRecord(docs[k].Body)
 			if errs[i] == nil {
-				p.records.put(records[i])
+				p.records.read(records[i], before)
 			}
 		}
 	}
@@ -263,14 +258,10 @@ func (p *Plane) load(ctx context.Context, ids []string, fresh bool) ([]*run.Reco
 }
 
 // noted tells everyone in this process what was just written.
-func (p *Plane) noted(after *run.Record, events []run.Event, purged bool) {
-	if purged {
-		p.records.drop(after.ID)
-	} else {
-		p.records.put(after)
-	}
+func (p *Plane) noted(after *run.Record, events []run.Event) {
+	p.records.put(after)
 	p.mu.Lock()
-	turn, next := p.ix.set(p, after, purged)
+	turn, next := p.ix.set(p, after, false)
 	p.mu.Unlock()
 	p.follow(after.ID, next)
 	p.stats.observe(after, events)
@@ -325,22 +316,54 @@ func (p *Plane) Value(ctx context.Context, v run.Payload) (json.RawMessage, erro
 	return doc.Body, nil
 }
 
-// cache holds the newest known records, bounded; which record goes first does not matter for correctness. Of finished
-// runs it keeps only the last few: whoever waited for one asks at once, and memory that is full of them costs every
-// garbage collection.
+// cache holds the newest known records, bounded; which record goes first does not matter for correctness. Of runs at
+// rest, which are finished or parked, it keeps only the last few: whoever waited for one asks at once, waiting holds no
+// memory, and memory that is full of them costs every garbage collection.
 type cache struct {
 	mu   sync.RWMutex
 	max  int
 	m    map[string]*run.Record
-	over [lastFinished]string // ring of finished runs
+	rest [lastAtRest]string // ring of runs at rest
 	next int
-	size int // bytes of the values that the records hold
+	size int    // bytes of the values that the records hold
+	gone uint64 // rises when runs were removed from the store
 }
 
 const (
-	lastFinished  = 512
+	lastAtRest    = 512
 	maxCacheBytes = 64 << 20
 )
+
+// atRest reports whether nothing happens to a run until something comes from outside or its time comes.
+func atRest(s run.State) bool {
+	switch s {
+	case run.Waiting, run.Backoff, run.Held, run.Suspended:
+		return true
+	}
+	return s.Terminal()
+}
+
+// forgotten is a mark in time for read.
+func (c *cache) forgotten() uint64 {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return c.gone
+}
+
+// read is put for what was read from the store since the mark: it is not kept if runs were removed meanwhile.
+func (c *cache) read(r *run.Record, mark uint64) {
+	if c.forgotten() == mark {
+		c.put(r)
+	}
+}
+
+// forget drops a run that was removed from the store.
+func (c *cache) forget(id string) {
+	c.mu.Lock()
+	c.gone++
+	c.remove(id)
+	c.mu.Unlock()
+}
 
 // bytesOf is about what a record costs beyond its own fields.
 func bytesOf(r *run.Record) int {
@@ -362,6 +385,7 @@ func (c *cache) get(id string) *run.Record {
 func (c *cache) clear() {
 	c.mu.Lock()
 	clear(c.m)
+	c.size = 0
 	c.mu.Unlock()
 }
 
@@ -372,14 +396,14 @@ func (c *cache) put(r *run.Record) {
 	if known := c.m[r.ID]; known != nil && known.Seq > r.Seq {
 		return
 	}
-	if r.State.Terminal() {
-		if old := c.over[c.next]; old != r.ID {
-			if gone := c.m[old]; gone != nil && gone.State.Terminal() {
+	if atRest(r.State) {
+		if old := c.rest[c.next]; old != r.ID {
+			if gone := c.m[old]; gone != nil && atRest(gone.State) {
 				c.remove(old)
 			}
 		}
-		c.over[c.next] = r.ID
-		c.next = (c.next + 1) % lastFinished
+		c.rest[c.next] = r.ID
+		c.next = (c.next + 1) % lastAtRest
 	}
 	c.remove(r.ID)
 	for id := range c.m { // any entry: Go starts a range over a map at random

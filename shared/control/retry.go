@@ -144,12 +144,10 @@ func (p *Plane) startFailed(ctx context.Context, d *draft, rec *run.Record, why 
 func (p *Plane) due(id string) edit {
 	return edit{id: id, decide: func(ctx context.Context, rec *run.Record, now run.Instant) (draft, error) {
 		var d draft
-		// 1. Finished and no longer kept.
 		if rec.State.Terminal() {
-			d.purge = rec.Due != 0 && rec.Due <= now
 			return d, nil
 		}
-		// 2. The run's own deadline, whatever it is doing. A running attempt is told to end first, and keeps its slot
+		// 1. The run's own deadline, whatever it is doing. A running attempt is told to end first, and keeps its slot
 		//    until it did.
 		if rec.Deadline != 0 && rec.Deadline <= now && rec.State != run.Canceling && rec.State != run.Running {
 			d.events = append(d.events, p.ended(rec, run.Event{

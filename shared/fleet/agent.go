@@ -41,7 +41,7 @@ type Agent struct {
 	Effects      Effects      `json:"effects"`
 	Backpressure Backpressure `json:"backpressure"`
 	Scale        Scale        `json:"scale,omitzero"`
-	Retain       Duration     `json:"retain"` // finished runs are removed after this
+	Retain       Duration     `json:"retain"` // finished runs are removed after this; Forever: never
 	Evaluate     *Evaluate    `json:"evaluate,omitempty"`
 	Job          *JobSpec     `json:"job,omitempty"` // shape job only
 }

@@ -12,11 +12,20 @@ import (
 // Duration is a time.Duration that reads and prints as text: "1m30s", "24h".
 type Duration time.Duration
 
+// Forever is no end. It reads and prints as "forever"; few fields take it.
+const (
+	Forever = Duration(math.MaxInt64)
+	forever = "forever"
+)
+
 // Std converts d for arithmetic.
 func (d Duration) Std() time.Duration { return time.Duration(d) }
 
 // String is Go's notation without trailing zero units: "1h", not "1h0m0s".
 func (d Duration) String() string {
+	if d == Forever {
+		return forever
+	}
 	s := time.Duration(d).String()
 	if strings.HasSuffix(s, "m0s") {
 		s = strings.TrimSuffix(s, "0s")
@@ -33,6 +42,10 @@ func (d Duration) MarshalText() ([]byte, error) { return []byte(d.String()), nil
 // UnmarshalText reads Go's notation and, in front of it, whole weeks and days:
 // "30d", "1w2d", "1d12h". A bare number has no unit and is refused, except 0.
 func (d *Duration) UnmarshalText(text []byte) error {
+	if string(text) == forever {
+		*d = Forever
+		return nil
+	}
 	v, err := parseDuration(string(text))
 	if err != nil {
 		return err

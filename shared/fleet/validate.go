@@ -37,7 +37,9 @@ func (a *Agent) Validate() []Problem {
 	c.length("spec.effects.settle", a.Effects.Settle)
 	oneOf(c, "spec.backpressure", a.Backpressure, BackpressureQueue, BackpressureSlow, BackpressureShed)
 	c.scale(&a.Scale)
-	c.length("spec.retain", a.Retain)
+	if a.Retain != Forever {
+		c.length("spec.retain", a.Retain)
+	}
 	c.evaluate(a.Evaluate)
 	c.job(a)
 	return c.problems

@@ -270,6 +270,8 @@ func (l *ledger) settled(p *process) {
 			due = run.Earliest(k.rec.Due, k.rec.Deadline)
 		case run.Unschedulable:
 			due = k.rec.Deadline
+		case run.Succeeded, run.Failed, run.Canceled:
+			due = 0 // removal is nobody's hurry, and waits for what came of the run
 		}
 		if due != 0 && due.Add(2*time.Second) < now {
 			w.fail("what is due is done", "run %s is %s, due %s ago", id, k.rec.State, now.Sub(due))

@@ -84,6 +84,7 @@ func (l *ledger) wrote(p *process, u *store.Unit) {
 		}
 	}
 	for _, id := range u.Purge {
+		l.needed(id)
 		for rid, r := range l.receipts {
 			if r.Run == id {
 				delete(l.receipts, rid)
@@ -111,6 +112,20 @@ func (l *ledger) wrote(p *process, u *store.Unit) {
 			l.wroteStep(d)
 		case store.KindLease:
 			l.wroteLease(d)
+		}
+	}
+}
+
+// needed checks that nobody needs a run that is about to be removed, or its receipts.
+func (l *ledger) needed(id string) {
+	for _, r := range l.receipts {
+		if r.Run == id && (r.State == run.ReceiptIntent || r.State == run.ReceiptUnknown) {
+			l.w.fail("a run stays until its effects are settled", "run %s with receipt %s, which is %s", id, r.ID, r.State)
+		}
+	}
+	for _, k := range l.runs {
+		if k.rec.RetryOf == id || k.rec.Parent == id {
+			l.w.fail("a run stays while one that came of it is there", "run %s before %s", id, k.rec.ID)
 		}
 	}
 }

@@ -217,6 +217,7 @@ func (p *process) boot() {
 		Monotonic: func() time.Duration { return w.passed - p.bootAt },
 		Random:    p.random.next,
 		Go:        func(f func()) { f() },
+		KeyWindow: 30 * time.Second,
 		Runtimes:  map[fleet.Runtime]runtime.Runtime{fleet.RuntimeLocal: p.exec},
 	})
 	if err != nil {
