@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/errand-run/errand/shared/admission"
 	"github.com/errand-run/errand/shared/fleet"
 	"github.com/errand-run/errand/shared/placement"
 	"github.com/errand-run/errand/shared/queue"
@@ -70,7 +71,8 @@ type live struct {
 	state    run.State
 	handed   run.Instant // when a worker took it; 0 until then
 	unsure   bool        // after a takeover: only its worker's next heartbeat can tell whether it was handed over
-	cost     int64       // charged in advance
+	slots    int
+	cost     int64 // charged in advance
 	started  run.Instant
 	stop     run.Reason // it was told to end
 	deadline run.Instant
@@ -364,7 +366,7 @@ func (ix *index) enqueue(p *Plane, r *run.Record) {
 	if c.agent != nil {
 		a := c.agent.object.(*fleet.Agent)
 		e.Slots = max(a.Needs.Slots, 1)
-		e.Cost = int64(e.Slots) * p.stats.expected(a).Milliseconds()
+		e.Cost = admission.Charge(a, p.stats.expected(a))
 	}
 	if !ix.queue.Push(e) {
 		ix.backlog = true
@@ -390,7 +392,7 @@ func (ix *index) hold(p *Plane, r *run.Record, t *tracked) *live {
 		t = ix.track(p, r)
 		l := &live{
 			id: r.ID, n: r.Attempt, revision: r.Revision, agent: r.Agent, tenant: r.Tenant, session: sessionKey(r),
-			target: r.Target, node: nodeOf(r), worker: r.Worker, steps: -1,
+			target: r.Target, node: nodeOf(r), worker: r.Worker, slots: 1, steps: -1,
 		}
 		if r.Attempt == 1 {
 			l.steps = 0
@@ -406,7 +408,7 @@ func (ix *index) hold(p *Plane, r *run.Record, t *tracked) *live {
 		}
 		if c := ix.classes[t.class]; c.agent != nil {
 			a := c.agent.object.(*fleet.Agent)
-			l.silence = a.Timeouts.Heartbeat.Std()
+			l.silence, l.slots = a.Timeouts.Heartbeat.Std(), max(a.Needs.Slots, 1)
 			ix.world.Assume(l.node, p.request(r, a), r.UpdatedAt.Add(p.stats.expected(a)))
 		}
 	}
@@ -442,7 +444,7 @@ func (ix *index) release(t *tracked, r *run.Record) {
 		delete(w.holds, l.id)
 	}
 	if l.cost > 0 && l.started != 0 {
-		ix.queue.Correct(t.tenant, int64(r.UpdatedAt.Sub(l.started)/time.Millisecond)-l.cost)
+		ix.queue.Correct(t.tenant, int64(l.slots)*r.UpdatedAt.Sub(l.started).Milliseconds()-l.cost)
 	}
 	ix.count(t, 0, -1, 0)
 	t.live = nil

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/errand-run/errand/shared/admission"
 	"github.com/errand-run/errand/shared/fleet"
 	"github.com/errand-run/errand/shared/run"
 )
@@ -60,10 +61,10 @@ type statistics struct {
 	mu    sync.Mutex
 	ring  []sample
 	next  int
-	usual map[string]time.Duration // agent to its moving average
+	usual admission.Durations
 }
 
-func newStatistics() *statistics { return &statistics{usual: make(map[string]time.Duration)} }
+func newStatistics() *statistics { return new(statistics) }
 
 // observe takes note of what was written.
 func (s *statistics) observe(after *run.Record, events []run.Event) {
@@ -113,26 +114,14 @@ func (s *statistics) learn(r *run.Record) {
 	if a == nil || a.StartedAt == 0 {
 		return
 	}
-	took := a.EndedAt.Sub(a.StartedAt)
-	if old, ok := s.usual[r.Agent]; ok {
-		took = old + (took-old)/8
-	}
-	if len(s.usual) < 10_000 || s.usual[r.Agent] != 0 {
-		s.usual[r.Agent] = took
-	}
+	s.usual.Learn(r.Agent, a.EndedAt.Sub(a.StartedAt))
 }
 
 // expected is how long a run of the agent is likely to hold its slot.
 func (s *statistics) expected(a *fleet.Agent) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if d, ok := s.usual[a.Name()]; ok {
-		return max(d, time.Millisecond)
-	}
-	if d := a.Lifetime.Expected.Std(); d > 0 {
-		return d
-	}
-	return time.Second
+	return s.usual.Expected(a)
 }
 
 // startRate is how many runs started per second over the last minute.
