@@ -67,6 +67,9 @@ func House() Rules {
 			"placement": {Layer: policy},
 			"retry":     {Layer: policy},
 
+			// Plays the policies in simulated time: it imports no more than they do.
+			"forecast": {Layer: ports},
+
 			"store":   {Layer: ports},
 			"runtime": {Layer: ports},
 
@@ -81,7 +84,8 @@ func House() Rules {
 			"runtime/local":       {Layer: drivers, Beside: []string{"runtime/process", "runtime/httpio", "runtime/stdio"}},
 			"runtime/runtimetest": {Layer: drivers, Suite: true},
 
-			"control": {Layer: stages},
+			"control":  {Layer: stages},
+			"arrivals": {Layer: stages}, // of a forecast, from manifests and stores
 
 			"api":                 {Layer: doors},
 			"agent":               {Layer: doors, Beside: []string{"api"}},
@@ -92,10 +96,11 @@ func House() Rules {
 			"cli/internal/render": {Layer: doors},
 			"cli/internal/inputs": {Layer: doors, Beside: []string{"api"}},
 			"cli/internal/board":  {Layer: doors, Beside: []string{"cli/internal/render"}},
+			"cli/internal/report": {Layer: doors, Beside: []string{"cli/internal/render"}},
 			"cli/internal/bench":  {Layer: doors, Beside: []string{"agent", "api", "internal/seed", "node", "version"}},
 			"cli": {Layer: doors, Beside: []string{
 				"agent", "api", "config", "node", "version",
-				"cli/internal/bench", "cli/internal/board", "cli/internal/inputs", "cli/internal/render",
+				"cli/internal/bench", "cli/internal/board", "cli/internal/inputs", "cli/internal/render", "cli/internal/report",
 			}},
 
 			// Stores to measure with, and tests of the whole.
@@ -113,14 +118,16 @@ func House() Rules {
 			"arch":          {Layer: doors},
 		},
 		Reach: map[string][]string{
-			"run":     nil, // the kernel is the standard library and itself
-			"fleet":   nil,
-			"queue":   {"run"}, // it orders runs; what is declared comes as arguments
-			"api":     nil,     // a client has no need of what serves it
-			"agent":   {"api"}, // an agent runs anywhere, and links none of the control plane
-			"invoice": nil,     // the worked example is an application, not a part of the product
-			"version": nil,
-			"arch":    nil,
+			"run":   nil, // the kernel is the standard library and itself
+			"fleet": nil,
+			"queue": {"run"}, // it orders runs; what is declared comes as arguments
+			// Simulated time is nobody's clock.
+			"forecast": {"run", "fleet", "admission", "queue", "placement", "retry"},
+			"api":      nil,     // a client has no need of what serves it
+			"agent":    {"api"}, // an agent runs anywhere, and links none of the control plane
+			"invoice":  nil,     // the worked example is an application, not a part of the product
+			"version":  nil,
+			"arch":     nil,
 		},
 		Libraries: map[string][]string{
 			"github.com/danielgtaylor/huma/v2":           {"server"},

@@ -139,7 +139,7 @@ func (a *app) root() *cobra.Command {
 			a.cancelCommand(), a.retryCommand(), a.suspendCommand(), a.resumeCommand(), a.signalCommand(),
 			a.scoreCommand(), a.resolveCommand(), a.deleteCommand(),
 		}},
-		{"Check:", []*cobra.Command{a.doctorCommand(), a.benchCommand(), a.versionCommand()}},
+		{"Check:", []*cobra.Command{a.simulateCommand(), a.doctorCommand(), a.benchCommand(), a.versionCommand()}},
 	}
 	for _, g := range groups {
 		root.AddGroup(&cobra.Group{ID: g.title, Title: g.title})

@@ -274,31 +274,17 @@ type header struct {
 
 // object decodes one document, and takes it if it is good.
 func (d *decoder) object(root *yaml.Node, dir string) {
+	if want := d.parser.want; want != nil {
+		d.only(root, want)
+		return
+	}
 	before := len(d.parser.issues)
-
 	// 1. The kind decides what the rest means.
 	obj := d.kind(root)
-	if obj == nil {
+	if obj == nil || !d.fill(root, obj) {
 		return
 	}
-
-	// 2. Decode all of it over the defaults, then judge the values. What a field
-	// that could not be read leads to is no news.
-	h := header{Metadata: obj.Metadata(), Spec: obj}
-	d.document(root, &h)
-	if d.over() {
-		return
-	}
-	for _, problem := range obj.Validate() {
-		if !d.echo(problem) {
-			d.problem(problem)
-		}
-	}
-
-	// 3. Defaults fill gaps; where one would replace what is written, the author
-	// wrote a zero that the field does not have.
-	obj.SetDefaults()
-	d.replaced()
+	// 2. Where it lies, and whether its name is free.
 	if a, ok := obj.(*fleet.Agent); ok {
 		place(a, dir)
 	}
@@ -309,6 +295,43 @@ func (d *decoder) object(root *yaml.Node, dir string) {
 	}
 }
 
+// only decodes the one document that is wanted.
+func (d *decoder) only(root *yaml.Node, want Document) {
+	version, kind := d.identity(root, fmt.Sprintf("want %s of %s", want.Kind(), fleet.APIVersion), want.Kind())
+	switch {
+	case kind == nil:
+	case version.Value != fleet.APIVersion:
+		d.issue(version, "apiVersion", "unknown apiVersion %q; write apiVersion: %s", clip(version.Value), fleet.APIVersion)
+	case kind.Value != want.Kind():
+		d.issue(kind, "kind", "%s where %s is needed", clip(kind.Value), want.Kind())
+	case d.parser.documents > 1:
+		d.issue(root, "", "a second document; this file has one")
+	default:
+		d.fill(root, want)
+	}
+}
+
+// fill decodes a document and reports whether it was read to its end.
+func (d *decoder) fill(root *yaml.Node, doc Document) bool {
+	// 1. Decode all of it over the defaults, then judge the values. What a field
+	// that could not be read leads to is no news.
+	h := header{Metadata: doc.Metadata(), Spec: doc}
+	d.document(root, &h)
+	if d.over() {
+		return false
+	}
+	for _, problem := range doc.Validate() {
+		if !d.echo(problem) {
+			d.problem(problem)
+		}
+	}
+	// 2. Defaults fill gaps; where one would replace what is written, the author
+	// wrote a zero that the field does not have.
+	doc.SetDefaults()
+	d.replaced()
+	return true
+}
+
 // place makes the agent's working folder absolute.
 func place(a *fleet.Agent, dir string) {
 	if dir != "" && len(a.Run.Command) > 0 && !filepath.IsAbs(a.Run.Dir) {
@@ -316,14 +339,14 @@ func place(a *fleet.Agent, dir string) {
 	}
 }
 
-// kind makes the object that the document declares, or reports why it cannot.
-func (d *decoder) kind(root *yaml.Node) fleet.Object {
+// identity returns the nodes of the document's version and kind, or reports why
+// it cannot and returns nil for both.
+func (d *decoder) identity(root *yaml.Node, supported, example string) (version, kind *yaml.Node) {
 	root = resolve(root)
 	if root.Kind != yaml.MappingNode {
-		d.issue(root, "", "%s where an object is needed; begin with apiVersion: %s and kind: %s", describe(root), fleet.APIVersion, fleet.KindAgent)
-		return nil
+		d.issue(root, "", "%s where an object is needed; begin with apiVersion: %s and kind: %s", describe(root), fleet.APIVersion, example)
+		return nil, nil
 	}
-	var version, kind *yaml.Node
 	for i := 0; i+1 < len(root.Content); i += 2 {
 		switch value := resolve(root.Content[i+1]); root.Content[i].Value {
 		case "apiVersion":
@@ -332,20 +355,26 @@ func (d *decoder) kind(root *yaml.Node) fleet.Object {
 			kind = value
 		}
 	}
-	supported := fmt.Sprintf("supported are %s of %s", strings.Join(fleet.Kinds(), ", "), fleet.APIVersion)
-
 	switch {
 	case version == nil || isNull(version):
 		d.issue(root, "apiVersion", "required; write apiVersion: %s", fleet.APIVersion)
-		return nil
 	case version.Kind != yaml.ScalarNode:
 		d.issue(version, "apiVersion", "%s where a text is needed; write apiVersion: %s", describe(version), fleet.APIVersion)
-		return nil
 	case kind == nil || isNull(kind):
 		d.issue(root, "kind", "required; %s", supported)
-		return nil
 	case kind.Kind != yaml.ScalarNode:
 		d.issue(kind, "kind", "%s where a text is needed; %s", describe(kind), supported)
+	default:
+		return version, kind
+	}
+	return nil, nil
+}
+
+// kind makes the object that the document declares, or reports why it cannot.
+func (d *decoder) kind(root *yaml.Node) fleet.Object {
+	supported := fmt.Sprintf("supported are %s of %s", strings.Join(fleet.Kinds(), ", "), fleet.APIVersion)
+	version, kind := d.identity(root, supported, fleet.KindAgent)
+	if kind == nil {
 		return nil
 	}
 	known, ok := later[version.Value]
@@ -355,6 +384,10 @@ func (d *decoder) kind(root *yaml.Node) fleet.Object {
 			hint = "did you mean `" + hint + "`; "
 		}
 		d.issue(version, "apiVersion", "unknown apiVersion %q; %s%s", clip(version.Value), hint, supported)
+		return nil
+	}
+	if version.Value == fleet.APIVersion && kind.Value == KindArrivals {
+		d.issue(kind, "kind", "%s are no part of a fleet; keep the file apart and give it to \"errand simulate --arrivals\"", KindArrivals)
 		return nil
 	}
 	if slices.Contains(known, kind.Value) {

@@ -47,6 +47,32 @@ type Options struct {
 	Dir string
 }
 
+// Document is what Read reads: something in the form of a manifest that is no
+// part of a fleet. Its fields, by their json tags, are those of the spec.
+type Document interface {
+	Kind() string
+	Metadata() *fleet.Meta
+	SetDefaults()
+	Validate() []fleet.Problem
+}
+
+// KindArrivals is the kind of a file of arrivals, which package arrivals reads.
+const KindArrivals = "Arrivals"
+
+// Read decodes a file that holds one document, as strictly as a fleet, and fills
+// its defaults in. A failure is an *Error with all issues; the document is then
+// not to be used.
+func Read(f File, into Document) error {
+	p := newParser()
+	p.want = into
+	p.file(f, "")
+	if p.documents == 0 && len(p.issues) == 0 {
+		p.fileIssue(f.Name, "holds no document; want %s of %s", into.Kind(), fleet.APIVersion)
+	}
+	_, err := p.result()
+	return err
+}
+
 // Object is a declared object and where its name stands.
 type Object struct {
 	fleet.Object
@@ -128,6 +154,7 @@ func reason(err error) error {
 
 // parser gathers objects and issues over all files.
 type parser struct {
+	want      Document // instead of objects of a fleet
 	set       Set
 	issues    []Issue
 	cut       bool // there were more than MaxIssues

@@ -281,3 +281,21 @@ func (p *Profile) declared(w *World, r *Request, n *Node) (Verdict, uint8) {
 	}
 	return first(p.Tenant, w, r, n), TenantExcluded.code()
 }
+
+// Fitting lists the nodes that could take the request if they were empty, by name, to read. A polled target without
+// its workers is among them: a worker may come.
+func (p *Profile) Fitting(w *World, r *Request) []*Node {
+	if _, refused := p.access(w, r); refused {
+		return nil
+	}
+	c := &w.cache
+	c.serve(p, w)
+	v, m := c.view(w, r), c.mask(w, r)
+	var list []*Node
+	for b, feasible := range v.feasible {
+		for rest := feasible & m.feasible[b]; rest != 0; rest &= rest - 1 {
+			list = append(list, w.order[b*block+bits.TrailingZeros64(rest)])
+		}
+	}
+	return list
+}
