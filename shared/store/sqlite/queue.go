@@ -3,6 +3,7 @@ package sqlite
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"slices"
 	"sync"
 
@@ -104,6 +105,20 @@ func (q *queue) close() {
 	defer q.mu.Unlock()
 	q.closed = true
 	q.signal()
+}
+
+// gather lets those come along that are about to commit: it gives way as long as calls keep coming. Their work has to be
+// done anyway, and one flush for many is what keeps a busy store cheap; where nobody else has work it costs nothing.
+func (q *queue) gather() {
+	for before, n := 0, q.waiting(); n > before; before, n = n, q.waiting() {
+		runtime.Gosched()
+	}
+}
+
+func (q *queue) waiting() int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return len(q.small)
 }
 
 // take returns what the next transaction writes, none when nothing waits; over reports that nothing will come.

@@ -58,6 +58,7 @@ func (w *writer) run() {
 	defer close(w.store.written)
 	defer func() { _ = w.shut() }()
 	for {
+		w.store.queue.gather()
 		batch, over := w.store.queue.take()
 		switch {
 		case over:
