@@ -179,7 +179,7 @@ func (p *Plane) assignment(ctx context.Context, r *run.Record, agent *fleet.Agen
 			return a, err
 		}
 	}
-	a.Token, err = p.signs.sign(grant(r, agent), p.led.Epoch(), now, p.tokenExpiry(a.Deadline))
+	a.Token, err = p.signs.sign(grant(r, agent), now, p.tokenExpiry(a.Deadline))
 	return a, err
 }
 

@@ -162,7 +162,7 @@ func (p *Plane) slowDown(ctx context.Context, delay time.Duration) {
 func (p *Plane) commitArrivals(ctx context.Context, list []arrival) {
 	units := make([]store.Unit, len(list))
 	for i, a := range list {
-		units[i] = store.Unit{Token: p.newID(), Writes: append(slices.Clone(a.writes), recordWrite(a.rec, 0))}
+		units[i] = store.Unit{Token: p.newID(), Writes: append(slices.Clone(a.writes), recordWrite(a.rec, 0, p.shardOf(a.rec.ID)))}
 	}
 	for i, err := range p.store.Commit(ctx, units) {
 		if err == nil {
@@ -251,7 +251,7 @@ func (p *Plane) admit(s *Submission, now run.Instant, queuedNow map[string]int) 
 
 // identify gives the run its id: from the key, so that a repeat meets the first, or a random one.
 func (p *Plane) identify(spec *run.Spec, s *Submission) {
-	spec.ID = p.newID()
+	spec.ID = p.runID(spec.CreatedAt)
 	if s.Key == "" {
 		return
 	}

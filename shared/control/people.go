@@ -190,7 +190,7 @@ func (p *Plane) retryOf(ctx context.Context, id string, input json.RawMessage, a
 	now := p.now()
 	agent := x.object.(*fleet.Agent)
 	spec := run.Spec{
-		ID: p.newID(), Kind: old.Kind, Agent: old.Agent, Version: agent.Version, Revision: x.revision, Tenant: old.Tenant,
+		ID: p.runID(now), Kind: old.Kind, Agent: old.Agent, Version: agent.Version, Revision: x.revision, Tenant: old.Tenant,
 		Priority: old.Priority, Labels: old.Labels, Unit: old.WorkUnit(), CreatedAt: now, RetainFor: retainFor(agent),
 		RetryOf: old.ID, Session: old.Session, Trace: old.Trace, BudgetUSD: old.BudgetUSD, BudgetToken: old.BudgetToken,
 	}

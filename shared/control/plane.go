@@ -274,12 +274,42 @@ func (p *Plane) wake() {
 
 var idEncoding = base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadding(base32.NoPadding)
 
-// newID is an opaque id of 20 characters: 100 random bits, so that ids spread evenly over any store's key range.
+// newID is an opaque id of 20 characters: 100 random bits.
 func (p *Plane) newID() string {
 	var b [16]byte
 	binary.LittleEndian.PutUint64(b[:8], p.cfg.Random())
 	binary.LittleEndian.PutUint64(b[8:], p.cfg.Random())
 	return idEncoding.EncodeToString(b[:])[:20]
+}
+
+// runID is the id of a new run. In the store of a single process the ids of a moment begin alike, so that the runs of
+// the moment share the pages of its indexes: it halves what a commit writes. A store that many processes share lies
+// spread over machines by key, where that would make one of them hot: there the ids are random.
+func (p *Plane) runID(now run.Instant) string {
+	if !p.store.Exclusive() {
+		return p.newID()
+	}
+	var b [16]byte
+	binary.BigEndian.PutUint64(b[:8], uint64(now)<<16)
+	binary.LittleEndian.PutUint64(b[6:14], p.cfg.Random())
+	return idEncoding.EncodeToString(b[:])[:20]
+}
+
+// shardOf is the part of the due index that a run stands in. A store of many processes has the index spread by the
+// runs' (random or hashed) ids; that of a single one has it in one piece, for the reason above.
+func (p *Plane) shardOf(id string) uint8 {
+	if p.store.Exclusive() {
+		return 0
+	}
+	return spread(id)
+}
+
+func spread(id string) uint8 {
+	var h uint32 = 2166136261
+	for i := range len(id) {
+		h = (h ^ uint32(id[i])) * 16777619
+	}
+	return uint8(h % store.Shards)
 }
 
 // validName reports whether s can name a step, effect, signal, session or worker.

@@ -118,7 +118,7 @@ func (p *Plane) changeRuns(ctx context.Context, ids []string, byRun map[string][
 		}
 		switch {
 		case len(pd.events) > 0:
-			pd.write()
+			pd.write(p.shardOf(id))
 		case !fresh && !p.store.Exclusive():
 			// Nothing to write, so no comparison tells whether another process has changed the run: it is read.
 			again = append(again, id)
@@ -188,15 +188,15 @@ func (pd *pending) fold(events []run.Event, now run.Instant) error {
 }
 
 // write makes the run's own documents.
-func (pd *pending) write() {
+func (pd *pending) write(shard uint8) {
 	if old := run.Spill(pd.rec); old != nil {
 		pd.unit.Writes = append(pd.unit.Writes, historyWrite(pd.id, old))
 	}
-	pd.unit.Writes = append(pd.unit.Writes, recordWrite(pd.rec, pd.was))
+	pd.unit.Writes = append(pd.unit.Writes, recordWrite(pd.rec, pd.was, shard))
 }
 
 // recordWrite is the stored form of a record; expect is the version that it replaces, 0 for a new run.
-func recordWrite(r *run.Record, expect int64) store.Write {
+func recordWrite(r *run.Record, expect int64, shard uint8) store.Write {
 	node := ""
 	if r.Live() {
 		node = nodeOf(r)

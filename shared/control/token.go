@@ -33,11 +33,9 @@ const keySize = 32
 
 // claims of an attempt token: a JWT, HS256, that is good for one attempt of one run. Only control planes of one store
 // check it, and they share the key; see docs/adr/0009-attempt-tokens-are-macs.md.
+// It travels with every report, so it says nothing twice: the subject is the attempt's id.
 type claims struct {
 	jwt.RegisteredClaims
-	Run    string   `json:"run"`
-	N      int      `json:"n"`
-	Epoch  int64    `json:"epo"`
 	Agent  string   `json:"agt"`
 	Tenant string   `json:"ten"`
 	Scopes []string `json:"scp,omitempty"`
@@ -85,12 +83,12 @@ func loadSigner(ctx context.Context, st store.Store, key []byte) (*signer, error
 }
 
 // sign makes the token of an attempt that is good until expires.
-func (s *signer) sign(g Grant, epoch int64, now, expires time.Time) (string, error) {
+func (s *signer) sign(g Grant, now, expires time.Time) (string, error) {
 	c := claims{
 		RegisteredClaims: jwt.RegisteredClaims{
 			Issuer: tokenIssuer, Subject: runtime.AttemptID(g.Run, g.N), ExpiresAt: jwt.NewNumericDate(expires),
 		},
-		Run: g.Run, N: g.N, Epoch: epoch, Agent: g.Agent, Tenant: g.Tenant, Scopes: g.Scopes,
+		Agent: g.Agent, Tenant: g.Tenant, Scopes: g.Scopes,
 	}
 	token, err := jwt.NewWithClaims(jwt.SigningMethodHS256, c).SignedString(s.key)
 	if err != nil {
@@ -113,15 +111,17 @@ func (s *signer) verify(token string, now time.Time) (Grant, error) {
 	}
 	var c claims
 	_, err := s.parser.ParseWithClaims(token, &c, func(*jwt.Token) (any, error) { return s.key, nil })
-	switch {
-	case err != nil || c.Issuer != tokenIssuer:
+	if err != nil || c.Issuer != tokenIssuer {
 		return Grant{}, fmt.Errorf("%w: not signed by this control plane", ErrToken)
-	case c.Run == "" || c.N < 1 || c.ExpiresAt == nil:
+	}
+	id, n, err := runtime.ParseAttemptID(c.Subject)
+	switch {
+	case err != nil || c.ExpiresAt == nil:
 		return Grant{}, fmt.Errorf("%w: it names no attempt, or no end", ErrToken)
 	case !now.Before(c.ExpiresAt.Time):
 		return Grant{}, fmt.Errorf("%w: it has expired", ErrToken)
 	}
-	g := Grant{Run: c.Run, N: c.N, Agent: c.Agent, Tenant: c.Tenant, Scopes: c.Scopes}
+	g := Grant{Run: id, N: n, Agent: c.Agent, Tenant: c.Tenant, Scopes: c.Scopes}
 	s.remember(token, knownGrant{g, c.ExpiresAt.Time}, now)
 	return g, nil
 }

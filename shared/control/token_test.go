@@ -25,7 +25,7 @@ func testSigner(t testing.TB, seed byte) *signer {
 
 func sign(t testing.TB, s *signer, g Grant) string {
 	t.Helper()
-	token, err := s.sign(g, 1, signedAt, signedAt.Add(time.Hour))
+	token, err := s.sign(g, signedAt, signedAt.Add(time.Hour))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,7 +57,7 @@ func TestOnlyATokenOfThisControlPlaneIsGoodAndOnlyInItsTime(t *testing.T) {
 		"at the last second":            {good, time.Hour - time.Second, true},
 		"when it has expired":           {good, time.Hour, false},
 		"of another control plane":      {sign(t, testSigner(t, 1), want), 0, false},
-		"for another attempt":           {part(good, 1, func(m map[string]any) { m["n"] = 4 }), 0, false},
+		"for another attempt":           {part(good, 1, func(m map[string]any) { m["sub"] = "r.4" }), 0, false},
 		"for more scopes":               {part(good, 1, func(m map[string]any) { m["scp"] = []string{"effect:*"} }), 0, false},
 		"unsigned":                      {part(good, 0, func(m map[string]any) { m["alg"] = "none" }), 0, false},
 		"unsigned, without a signature": {strings.Join(strings.Split(part(good, 0, func(m map[string]any) { m["alg"] = "none" }), ".")[:2], ".") + ".", 0, false},

@@ -43,10 +43,10 @@ var goodRequestID = regexp.MustCompile(`^[A-Za-z0-9._-]{1,64}$`)
 func identify(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		id := r.Header.Get("X-Request-Id")
-		if !goodRequestID.MatchString(id) {
+		if id == "" || !goodRequestID.MatchString(id) {
 			id = strings.ToLower(rand.Text()[:16])
 		}
-		w.Header().Set("X-Request-Id", id)
+		w.Header()["X-Request-Id"] = []string{id}
 		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), requestIDKey, id)))
 	})
 }
@@ -55,14 +55,21 @@ func identify(next http.Handler) http.Handler {
 func secure(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
-		h.Set("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'")
-		h.Set("Cross-Origin-Resource-Policy", "same-origin")
-		h.Set("Referrer-Policy", "no-referrer")
-		h.Set("X-Content-Type-Options", "nosniff")
-		h.Set("X-Frame-Options", "DENY")
-		h.Set("Cache-Control", "no-store")
+		for name, value := range secureHeaders {
+			h[name] = value
+		}
 		next.ServeHTTP(w, r)
 	})
+}
+
+// secureHeaders have names in their canonical form; nobody changes their values in place.
+var secureHeaders = http.Header{
+	"Content-Security-Policy":      {"default-src 'none'; frame-ancestors 'none'"},
+	"Cross-Origin-Resource-Policy": {"same-origin"},
+	"Referrer-Policy":              {"no-referrer"},
+	"X-Content-Type-Options":       {"nosniff"},
+	"X-Frame-Options":              {"DENY"},
+	"Cache-Control":                {"no-store"},
 }
 
 // observe logs each request and counts it: method, route, status, size and time; never a query, a body or a header.
@@ -87,6 +94,9 @@ func (s *Server) observe(next http.Handler) http.Handler {
 				level = slog.LevelError
 			case status >= 400 || strings.HasPrefix(route, "/v1/") && r.Method != http.MethodGet && !s.hot[route]:
 				level = slog.LevelInfo
+			}
+			if !s.log.Enabled(r.Context(), level) {
+				return
 			}
 			s.log.LogAttrs(r.Context(), level, "request",
 				slog.String("request", requestID(r.Context())), slog.String("method", r.Method), slog.String("route", route),

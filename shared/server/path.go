@@ -27,6 +27,10 @@ func canonicalPath(next http.Handler) http.Handler {
 			writeProblem(w, problem(http.StatusRequestURITooLong, api.CodeTooLarge, "the address is longer than %d bytes", maxPath))
 			return
 		}
+		if isPlain(r.Method, r.URL) {
+			next.ServeHTTP(w, r)
+			return
+		}
 		path := r.URL.EscapedPath()
 		segments := strings.Split(path, "/")
 		for i, s := range segments {
@@ -55,6 +59,28 @@ func canonicalPath(next http.Handler) http.Handler {
 		r2.URL = &u
 		next.ServeHTTP(w, r2)
 	})
+}
+
+// isPlain reports whether a path is plainly one of letters and digits, with at most a verb, as nearly all are: then there
+// is nothing to prepare.
+func isPlain(method string, u *url.URL) bool {
+	if u.RawPath != "" || u.Path == "" || u.Path[0] != '/' {
+		return false
+	}
+	for i := 1; i < len(u.Path); i++ {
+		switch c := u.Path[i]; {
+		case 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '-' || c == '_':
+		case c == '/':
+			if u.Path[i-1] == '/' {
+				return false
+			}
+		case c == ':':
+			return method == http.MethodPost && isVerb.MatchString(u.Path[i+1:])
+		default:
+			return false
+		}
+	}
+	return true
 }
 
 // cutVerb separates the verb from the last segment of a path: what follows its last colon, where that can be a verb.

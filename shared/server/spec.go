@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"reflect"
 	"regexp"
+	"strconv"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -78,8 +79,12 @@ func writeJSON(w http.ResponseWriter, status int, v any) error {
 	if err != nil {
 		return err
 	}
-	w.Header().Set("Content-Type", "application/json")
+	h := w.Header()
+	h["Content-Type"] = jsonType
+	h["Content-Length"] = []string{strconv.Itoa(len(body))} // or a longer one would go in chunks
 	w.WriteHeader(status)
 	_, _ = w.Write(body) // the client may be gone; the request is done
 	return nil
 }
+
+var jsonType = []string{"application/json"}
