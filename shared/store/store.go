@@ -115,7 +115,7 @@ type Unit struct {
 	Fences []Fence
 	Writes []Write
 	// Purge names runs whose owned documents (every kind, but not the run document itself) are deleted, save those
-	// that the unit writes.
+	// that the unit writes. How many they are is the caller's to bound: they go in one transaction.
 	Purge []string
 }
 
@@ -176,7 +176,8 @@ type Store interface {
 	// Commit writes units and returns one outcome for each, in order: nil, or an error wrapping ErrExists,
 	// ErrConflict, ErrFenced, ErrTooLarge, ErrInvalid or ErrClosed; any other error means that the outcome is not
 	// known to the driver (a lost disk, say). It returns after the acknowledged units are durable. Units of one call
-	// are applied in order, so a later unit sees an earlier one; a failed unit does not hinder the others. A caller
+	// are applied in order, so a later unit sees an earlier one; a failed unit does not hinder the others. A driver may
+	// let a call that only deletes and purges wait for others, and apply its units apart, but not for ever. A caller
 	// whose ctx ends stops waiting and gets ctx.Err() for every unit: each of them may still be written.
 	Commit(ctx context.Context, units []Unit) []error
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -189,4 +190,72 @@ func BenchmarkRead(b *testing.B) {
 			}
 		}
 	})
+}
+
+// BenchmarkCommitBesideRemoval is the latency of a small commit on a store of many runs: alone, and while finished runs
+// are removed as fast as they can be.
+func BenchmarkCommitBesideRemoval(b *testing.B) {
+	const runs = 60_000
+	for name, removing := range map[string]bool{"alone": false, "removing": true} {
+		b.Run(name, func(b *testing.B) {
+			s, err := sqlite.Open(b.Context(), filepath.Join(b.TempDir(), "errand.db"), sqlite.Options{})
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer s.Close()
+			commit := func(units []store.Unit) {
+				for _, err := range s.Commit(b.Context(), units) {
+					if err != nil {
+						b.Error(err)
+					}
+				}
+			}
+			// 1. What there is to remove.
+			var ids []string
+			for n := int64(0); n < runs; n += 1000 {
+				units := make([]store.Unit, 1000)
+				for i := range units {
+					units[i] = plainRun(n + int64(i))[0]
+					ids = append(ids, units[i].Token)
+				}
+				commit(units)
+			}
+			// 2. Removal in bites.
+			stop, stopped, removed := make(chan struct{}), make(chan struct{}), 0
+			go func() {
+				defer close(stopped)
+				for removing && removed+32 <= len(ids) {
+					select {
+					case <-stop:
+						return
+					default:
+					}
+					units := make([]store.Unit, 32)
+					for i := range units {
+						id := ids[removed+i]
+						units[i] = store.Unit{Token: "-" + id, Purge: []string{id}, Writes: []store.Write{{Doc: store.Doc{Kind: store.KindRun, ID: id}, Expect: 1, Delete: true}}}
+					}
+					commit(units)
+					removed += 32
+				}
+			}()
+			// 3. Commits, one at a time.
+			took := make([]time.Duration, 0, b.N)
+			b.ResetTimer()
+			for i := range b.N {
+				began := time.Now()
+				commit([]store.Unit{plainRun(runs + int64(i))[0]})
+				took = append(took, time.Since(began))
+			}
+			b.StopTimer()
+			close(stop)
+			<-stopped
+			slices.Sort(took)
+			b.ReportMetric(float64(took[len(took)/2].Microseconds()), "p50-µs")
+			b.ReportMetric(float64(took[len(took)*99/100].Microseconds()), "p99-µs")
+			if removing {
+				b.ReportMetric(float64(removed)/b.Elapsed().Seconds(), "removed/s")
+			}
+		})
+	}
 }

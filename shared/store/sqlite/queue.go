@@ -19,6 +19,10 @@ const (
 	// A call beyond either of these is large: it is written in slices, one slice beside the small calls.
 	largeUnits = 250
 	largeBytes = 256 << 10
+	// A call that only removes waits for all others, but for no more transactions than this; then some of its units go
+	// along. A removal touches a page of every index, so few of them cost as much as many small writes.
+	removalWaits = 8
+	removalUnits = 8
 )
 
 // call is one Commit on its way.
@@ -36,10 +40,13 @@ type slice struct {
 }
 
 // queue holds the calls that wait for the writer. Small calls go first, in order of arrival; of the large ones, one
-// after the other adds a slice to each transaction, so that neither starves the other.
+// after the other adds a slice to each transaction, so that neither starves the other. Calls that only remove come when
+// nothing else waits, or when they were passed over often enough.
 type queue struct {
 	mu           sync.Mutex
 	small, large []*call
+	removals     []*call
+	passed       int // transactions that went before the first of the removals
 	closed       bool
 	wake         chan struct{} // holds one signal: something changed
 }
@@ -65,7 +72,7 @@ func (q *queue) commit(ctx context.Context, units []store.Unit) []error {
 		size += bytesOf(&units[i])
 	}
 	// 2. Queue it.
-	if !q.add(c, len(units) > largeUnits || size > largeBytes) {
+	if !q.add(c, size) {
 		return port.Repeat(fmt.Errorf("commit: %w", store.ErrClosed), len(units))
 	}
 	// 3. Wait for it.
@@ -77,18 +84,37 @@ func (q *queue) commit(ctx context.Context, units []store.Unit) []error {
 	}
 }
 
-func (q *queue) add(c *call, large bool) bool {
+func (q *queue) add(c *call, size int) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.closed {
 		return false
 	}
-	if large {
+	switch {
+	case c.removes():
+		q.removals = append(q.removals, c)
+	case len(c.units) > largeUnits || size > largeBytes:
 		q.large = append(q.large, c)
-	} else {
+	default:
 		q.small = append(q.small, c)
 	}
 	q.signal()
+	return true
+}
+
+// removes reports whether nothing is written by the call, only removed.
+func (c *call) removes() bool {
+	for i := range c.units {
+		u := &c.units[i]
+		for k := range u.Writes {
+			if !u.Writes[k].Delete {
+				return false
+			}
+		}
+		if len(u.Writes)+len(u.Purge) == 0 {
+			return false
+		}
+	}
 	return true
 }
 
@@ -138,19 +164,32 @@ func (q *queue) take() (batch []slice, over bool) {
 	if len(q.large) > 0 {
 		c := q.large[0]
 		q.large = slices.Delete(q.large, 0, 1)
-		s := c.slice()
+		s := c.slice(largeUnits)
 		batch = append(batch, s)
 		if s.to < len(c.units) {
 			q.large = append(q.large, c)
+		}
+	}
+	switch {
+	case len(q.removals) == 0:
+		q.passed = 0
+	case len(batch) > 0 && q.passed < removalWaits:
+		q.passed++
+	default:
+		c := q.removals[0]
+		s := c.slice(removalUnits)
+		batch, q.passed = append(batch, s), 0
+		if s.to == len(c.units) {
+			q.removals = slices.Delete(q.removals, 0, 1)
 		}
 	}
 	return batch, q.closed && len(batch) == 0
 }
 
 // slice takes the next units of a large call: at least one, then as many as stay within its share.
-func (c *call) slice() slice {
+func (c *call) slice(most int) slice {
 	s := slice{c, c.next, c.next}
-	for bytes := 0; s.to < len(c.units) && s.to-s.from < largeUnits && (s.to == s.from || bytes < largeBytes); s.to++ {
+	for bytes := 0; s.to < len(c.units) && s.to-s.from < most && (s.to == s.from || bytes < largeBytes); s.to++ {
 		bytes += bytesOf(&c.units[s.to])
 	}
 	c.next = s.to

@@ -137,7 +137,7 @@ func open(path string, o Options) (_ *Store, err error) {
 		closing: make(chan struct{}), written: make(chan struct{}),
 	}
 	s.close = sync.OnceValue(s.shut)
-	w := &writer{store: s, heads: newHeads(maxHeads), due: o.logPages}
+	w := &writer{store: s, heads: newHeads(maxHeads), due: o.logPages, freed: true}
 	if err := w.open(); err != nil {
 		return nil, err
 	}

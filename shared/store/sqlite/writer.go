@@ -25,6 +25,8 @@ type writer struct {
 	logged int  // pages in the log since it was begun anew
 	due    int  // length of the log at which the keeper is asked
 	freed  bool // something was deleted: there may be pages to give back
+	// shrinking: pages are being given back, see shrink.
+	shrinking bool
 }
 
 // open connects to the file, which exists.
@@ -152,28 +154,6 @@ func (w *writer) count(units int64) {
 		w.store.stats.flushes.Add(1)
 	}
 }
-
-// shrink gives free pages at the end of the file back in one small bite, and reports whether there may be more. Some
-// are kept: the next documents want them.
-func (w *writer) shrink() bool {
-	if !w.freed || w.conn == nil {
-		return false
-	}
-	free, err := w.conn.number("PRAGMA freelist_count")
-	if err == nil && free > keptPages {
-		if err = w.conn.run(fmt.Sprintf("PRAGMA incremental_vacuum(%d)", min(free-keptPages, bitePages))); err == nil {
-			w.count(0)
-			w.tendLog()
-		}
-	}
-	w.freed = err == nil && free > keptPages+bitePages
-	return w.freed
-}
-
-const (
-	keptPages = 256
-	bitePages = 64
-)
 
 // errUndone is the broken invariant of a statement that found another number of rows than the head promised.
 var errUndone = errors.New("a document changed outside of the store: does another program write to the file?")

@@ -58,6 +58,43 @@ func testRace(t *testing.T, open func(t *testing.T) store.Store) {
 			}
 		}
 	})
+	t.Run("what only removes is done while others write without a pause", func(t *testing.T) {
+		s := open(t)
+		must(t, s, unit(create(kRun, "old")))
+		for i := range 40 {
+			d := create(kStep, fmt.Sprint("old/", i))
+			d.Owner = "old"
+			must(t, s, unit(d))
+		}
+		var wg sync.WaitGroup
+		stop := make(chan struct{})
+		for w := range 4 {
+			wg.Go(func() {
+				for n := 0; ; n++ {
+					select {
+					case <-stop:
+						return
+					default:
+						if err := s.Commit(t.Context(), []store.Unit{unit(create(kMisc, fmt.Sprintf("m-%d-%d", w, n)))})[0]; err != nil {
+							t.Errorf("write beside a removal: %v", err)
+							return
+						}
+					}
+				}
+			})
+		}
+		for i := range 20 {
+			del := store.Write{Doc: store.Doc{Kind: kStep, ID: fmt.Sprint("old/", i)}, Expect: store.AnyVersion, Delete: true}
+			must(t, s, unit(del))
+		}
+		must(t, s, store.Unit{Token: "gone", Purge: []string{"old"}, Writes: []store.Write{{Doc: store.Doc{Kind: kRun, ID: "old"}, Expect: 1, Delete: true}}})
+		close(stop)
+		wg.Wait()
+		docs, err := s.Owned(t.Context(), kStep, "old", "", 100)
+		if err != nil || len(docs) != 0 {
+			t.Errorf("%d documents are left, %v", len(docs), err)
+		}
+	})
 	t.Run("acknowledged updates add up, and each is seen by the next read", func(t *testing.T) {
 		const each = 10
 		s := open(t)
