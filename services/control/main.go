@@ -58,7 +58,7 @@ func serve(ctx context.Context, log *slog.Logger) error {
 	}
 	// 3. Serve.
 	n, err := node.Start(ctx, node.Options{
-		Store: db, Listener: listener, Auth: auth, Local: conf.LocalRuntime(), Ledger: conf.Ledger, Logger: log,
+		Store: db, Listener: listener, Auth: auth, Local: conf.LocalRuntime(), Ledger: conf.Ledger, Logger: log, RetainMax: conf.Retain(),
 	})
 	if err != nil {
 		return err

@@ -55,11 +55,13 @@ type Run struct {
 	EndedAt   *Time             `json:"endedAt,omitempty"`
 	WakeAt    *Time             `json:"wakeAt,omitempty"`
 	Deadline  *Time             `json:"deadline,omitempty"`
-	Cost      Cost              `json:"cost"`
-	Score     *float64          `json:"score,omitempty"`
-	Placement *PlacementBrief   `json:"placement,omitempty"`
-	WaitsFor  *WaitsFor         `json:"waitsFor,omitempty"` // state waiting
-	Etag      string            `json:"etag"`
+	// ExpiresAt is when a finished run may be removed; absent where it is kept for ever. It stays while it is needed.
+	ExpiresAt *Time           `json:"expiresAt,omitempty"`
+	Cost      Cost            `json:"cost"`
+	Score     *float64        `json:"score,omitempty"`
+	Placement *PlacementBrief `json:"placement,omitempty"`
+	WaitsFor  *WaitsFor       `json:"waitsFor,omitempty"` // state waiting
+	Etag      string          `json:"etag"`
 }
 
 // Terminal reports whether the run is over.

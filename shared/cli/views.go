@@ -98,6 +98,7 @@ func (a *app) describeRun(w io.Writer, r api.Run) error {
 	d.Field("Created", instant(&r.CreatedAt))
 	d.Field("Started", instant(r.StartedAt))
 	d.Field("Ended", instant(r.EndedAt))
+	d.Field("Kept until", instant(r.ExpiresAt))
 	if !r.Terminal() {
 		d.Field("Next look", instant(r.WakeAt))
 		d.Field("Deadline", instant(r.Deadline))

@@ -14,9 +14,11 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/sethvargo/go-envconfig"
 
+	"github.com/errand-run/errand/shared/fleet"
 	"github.com/errand-run/errand/shared/server"
 	"github.com/errand-run/errand/shared/store"
 	"github.com/errand-run/errand/shared/store/memory"
@@ -35,6 +37,9 @@ type Server struct {
 	Runtime []string `env:"ERRAND_RUNTIME, default=local"`
 	// Auth: loopback, which needs no login and serves this machine alone, or tokens:FILE, a JSON list of API tokens.
 	Auth string `env:"ERRAND_AUTH, default=loopback"`
+	// RetainMax bounds how long any finished run is kept, whatever its agent says: a duration such as 30d; no bound when
+	// empty.
+	RetainMax string `env:"ERRAND_RETAIN_MAX"`
 	// Ledger is the file that remembers local processes, so that the next server ends what a killed one left.
 	Ledger string `env:"ERRAND_LEDGER, default=.errand/processes"`
 }
@@ -70,6 +75,9 @@ func Load(ctx context.Context, lookup func(string) (string, bool)) (*Server, err
 			fault("ERRAND_RUNTIME", r, "%v", err)
 		}
 	}
+	if _, err := parseRetain(s.RetainMax); err != nil {
+		fault("ERRAND_RETAIN_MAX", s.RetainMax, "%v", err)
+	}
 	if file, isTokens := strings.CutPrefix(s.Auth, "tokens:"); !isTokens || file == "" {
 		if err := oneOf(s.Auth, AuthLoopback, "tokens:FILE"); err != nil {
 			fault("ERRAND_AUTH", s.Auth, "%v", err)
@@ -99,6 +107,28 @@ func oneOf(value string, known ...string) error {
 
 // LocalRuntime reports whether attempts are started on this machine.
 func (s *Server) LocalRuntime() bool { return slices.Contains(s.Runtime, "local") }
+
+// Retain is the bound that RetainMax sets; 0 for none.
+func (s *Server) Retain() time.Duration {
+	d, _ := parseRetain(s.RetainMax) // Load has checked it
+	return d
+}
+
+func parseRetain(text string) (time.Duration, error) {
+	var d fleet.Duration
+	if text == "" {
+		return 0, nil
+	}
+	switch err := d.UnmarshalText([]byte(text)); {
+	case err != nil:
+		return 0, err
+	case d == fleet.Forever:
+		return 0, nil
+	case d.Std() < time.Second:
+		return 0, errors.New("want a second or more, or nothing for no bound")
+	}
+	return d.Std(), nil
+}
 
 // AuthKind names the authentication without its details.
 func (s *Server) AuthKind() string {

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/errand-run/errand/shared/server"
 	"github.com/errand-run/errand/shared/store"
@@ -41,6 +42,13 @@ func TestLoad(t *testing.T) {
 			env:        map[string]string{"ERRAND_STORE": "firestore:p/d", "ERRAND_BUS": "pubsub:p", "ERRAND_RUNTIME": "cloudrun:p/r"},
 			wantErrors: []string{"firestore is not in this build yet", "pubsub is not in this build yet", "cloudrun is not in this build yet"},
 		},
+		"a bound of retention that is no duration is refused": {
+			env:        map[string]string{"ERRAND_RETAIN_MAX": "30"},
+			wantErrors: []string{`ERRAND_RETAIN_MAX="30"`, "30s"},
+		},
+		"a bound of retention of nothing is refused": {
+			env: map[string]string{"ERRAND_RETAIN_MAX": "0s"}, wantErrors: []string{"ERRAND_RETAIN_MAX", "a second or more"},
+		},
 		"a form without its value is refused": {
 			env:        map[string]string{"ERRAND_STORE": "sqlite:", "ERRAND_AUTH": "tokens:"},
 			wantErrors: []string{"ERRAND_STORE", "ERRAND_AUTH"},
@@ -64,6 +72,15 @@ func TestLoad(t *testing.T) {
 				t.Errorf("Address() = %q, want %q", got, tt.wantAddress)
 			}
 		})
+	}
+}
+
+func TestTheBoundOfRetentionIsADuration(t *testing.T) {
+	for text, want := range map[string]time.Duration{"": 0, "forever": 0, "90d": 90 * 24 * time.Hour, "36h": 36 * time.Hour} {
+		s, err := Load(context.Background(), environment(map[string]string{"ERRAND_RETAIN_MAX": text}))
+		if err != nil || s.Retain() != want {
+			t.Errorf("%q gives %v, %v; want %v", text, s.Retain(), err, want)
+		}
 	}
 }
 

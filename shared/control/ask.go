@@ -348,6 +348,9 @@ func (p *Plane) story(rec *run.Record, e *Explanation, d placement.Diagnosis, ag
 		}
 		s = append(s, "It is parked and holds no slot until "+what+".")
 	}
+	if rec.State.Terminal() {
+		s = append(s, kept(rec))
+	}
 	if e.Stored != nil && rec.State != run.Unschedulable {
 		s = append(s, "The stored decision: "+e.Stored.Message()+".")
 	}

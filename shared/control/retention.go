@@ -71,6 +71,15 @@ func (p *Plane) removeAt(r *run.Record, now run.Instant) run.Instant {
 	return now.Add(keep)
 }
 
+// kept tells until when a finished run is there.
+func kept(r *run.Record) string {
+	if r.Due == 0 {
+		return "It is kept for ever: so its agent's retain says."
+	}
+	return fmt.Sprintf("It is kept until %s, and then removed with its history, steps, logs, values and receipts as soon as "+
+		"no run that came of it is left and no effect of it is unsettled.", r.Due.Time().Format(time.RFC3339))
+}
+
 // retryLink is the document by which the run that was retried is known to be needed; it belongs to that run.
 func retryLink(of, id string) store.Write {
 	return store.Write{Expect: store.AnyVersion, Doc: store.Doc{Kind: store.KindMisc, ID: retryPrefix + id, Version: 1, Owner: of}}

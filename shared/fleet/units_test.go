@@ -30,6 +30,7 @@ func TestDurationReadsAndPrints(t *testing.T) {
 		"zero":                        {"0", 0, "0s"},
 		"zero days":                   {"0d", 0, "0s"},
 		"less than nothing":           {"-1d", -day, "-24h"},
+		"no end":                      {"forever", math.MaxInt64, "forever"},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -116,6 +116,7 @@ func TestAgentIsRefused(t *testing.T) {
 		},
 		"with negative times":            {func(a *Agent) { a.Timeouts.Queue, a.Retain = -1, -1 }, "spec.timeouts.queue spec.retain"},
 		"with the longest negative time": {func(a *Agent) { a.Retain = math.MinInt64 }, "spec.retain"},
+		"with a wait without end":        {func(a *Agent) { a.Timeouts.Queue, a.Retain = Forever, Forever }, "spec.timeouts.queue"},
 		"with a time past ten years":     {func(a *Agent) { a.Retain = 3661 * 24 * 60 * minute }, "spec.retain"},
 		"with a negative concurrency":    {func(a *Agent) { a.Concurrency = Concurrency{Max: -1, PerTenant: -1} }, "spec.concurrency.max spec.concurrency.perTenant"},
 		"with an empty key":              {func(a *Agent) { a.Concurrency.PerKey = &PerKey{} }, "spec.concurrency.perKey.key spec.concurrency.perKey.max"},

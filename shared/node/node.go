@@ -43,8 +43,10 @@ type Options struct {
 	Ledger string
 	// Output takes what local processes write that serve many runs, and what builds write; nil drops it.
 	Output func(agent, process, stream, text string)
-	Name   string // in the dispatcher lease and in history; host name and process when empty
-	Logger *slog.Logger
+	// RetainMax is the longest that a finished run is kept, whatever its agent says; 0 for no bound.
+	RetainMax time.Duration
+	Name      string // in the dispatcher lease and in history; host name and process when empty
+	Logger    *slog.Logger
 }
 
 // Node is a control process under way.
@@ -97,7 +99,7 @@ func Start(ctx context.Context, o Options) (_ *Node, err error) {
 		runtimes[fleet.RuntimeLocal] = n.local
 	}
 	// 2. What decides. It and the runtime know each other.
-	n.plane, err = control.New(control.Config{Store: o.Store, Logger: o.Logger, Runtimes: runtimes, Name: o.Name})
+	n.plane, err = control.New(control.Config{Store: o.Store, Logger: o.Logger, Runtimes: runtimes, Name: o.Name, RetainMax: o.RetainMax})
 	if err != nil {
 		return nil, err
 	}

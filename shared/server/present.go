@@ -62,7 +62,10 @@ func brief(r *run.Record) api.Run {
 	default:
 		out.Agent = r.Agent
 	}
-	if !r.State.Terminal() && r.State != run.Queued { // a queued run is due at any moment
+	switch {
+	case r.State.Terminal():
+		out.ExpiresAt = optional(r.Due)
+	case r.State != run.Queued: // a queued run is due at any moment
 		out.WakeAt = optional(r.WakeAt())
 	}
 	if a := r.Current(); a != nil {
