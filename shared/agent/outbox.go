@@ -19,7 +19,7 @@ const (
 	softDelay = 100 * time.Millisecond
 	// holdBatch is how long a batch waits for the one before it: reports that pile up meanwhile travel together, but a
 	// slow call (a large output on a thin line) does not keep the others waiting.
-	holdBatch   = 10 * time.Millisecond
+	holdBatch   = 2 * time.Millisecond
 	maxInFlight = 4
 	maxBatch    = 8 << 20 // bytes of payload in one batch, as far as single reports allow
 	// lateReport is how long past its attempt's deadline a report is still worth sending: the server's clock may differ.
