@@ -190,6 +190,9 @@ func (d *Decision) Encode() json.RawMessage {
 	return least.append(b[:0], 0)
 }
 
+// chosen is the node that a placed decision chose, with its score.
+func (d *Decision) chosen() Scored { return Scored{Node: NodeName(d.Target, d.Worker), Score: d.Score} }
+
 func (d *Decision) append(b []byte, cut int) []byte {
 	b = append(b, `{"outcome":`...)
 	b = appendString(b, string(d.Outcome))
@@ -205,6 +208,9 @@ func (d *Decision) append(b []byte, cut int) []byte {
 	best := d.Best()
 	if cut >= 3 {
 		best = best[:min(1, len(best))]
+	}
+	if len(best) == 1 && best[0] == d.chosen() { // it is said above
+		best = nil
 	}
 	for i, s := range best {
 		b = append(b, [...]string{`,"best":[{"node":`, `,{"node":`}[min(i, 1)]...)
@@ -289,7 +295,9 @@ func DecodeDecision(raw json.RawMessage) (Decision, error) {
 	if d.Target != "" {
 		d.Node = NodeName(d.Target, d.Worker)
 	}
-	d.bests = copy(d.best[:], s.Best)
+	if d.bests = copy(d.best[:], s.Best); d.bests == 0 && d.Outcome == Placed {
+		d.best[0], d.bests = d.chosen(), 1
+	}
 	for _, t := range s.Refused {
 		tally := Tally{Reason: t.Reason, Count: t.Count, Message: t.Message}
 		copy(tally.Names[:], t.Nodes)

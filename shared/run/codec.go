@@ -288,7 +288,7 @@ func (w *writer) signal(s *Signal) {
 func (w *writer) attempt(a *Attempt) {
 	w.num(1, int64(a.N))
 	w.text(2, a.Target)
-	w.text(3, a.Node)
+	w.node(3, 15, a.Node, a.Target, a.Worker)
 	w.text(4, a.Worker)
 	w.at(5, a.AssignedAt)
 	w.at(6, a.StartedAt)
@@ -304,6 +304,17 @@ func (w *writer) attempt(a *Attempt) {
 	w.flag(14, a.Sure)
 	w.end()
 }
+
+// node appends a name that is nearly always made of the two others, which a flag says.
+func (w *writer) node(n, made byte, node, target, worker string) {
+	if len(node) == len(target)+1+len(worker) && node == nodeOf(target, worker) {
+		w.tag(made)
+		return
+	}
+	w.text(n, node)
+}
+
+func nodeOf(target, worker string) string { return target + "/" + worker }
 
 // events appends a list of events whose numbers follow each other.
 func (w *writer) events(n byte, list []Event) {
@@ -321,7 +332,7 @@ func (w *writer) event(e *Event) {
 	w.text(5, e.Actor)
 	w.text(6, e.Target)
 	w.text(7, e.Worker)
-	w.text(8, e.Node)
+	w.node(8, 24, e.Node, e.Target, e.Worker)
 	w.text(9, string(e.Reason))
 	w.text(10, string(e.Class))
 	w.text(11, e.Code)
@@ -749,6 +760,7 @@ func (r *reader) signal() (s Signal) {
 }
 
 func (r *reader) attempt() (a Attempt) {
+	made := false
 	r.each(func(n byte) bool {
 		switch n {
 		case 1:
@@ -779,11 +791,16 @@ func (r *reader) attempt() (a Attempt) {
 			a.Usage = new(r.usage())
 		case 14:
 			a.Sure = true
+		case 15:
+			made = true
 		default:
 			return false
 		}
 		return true
 	})
+	if made {
+		a.Node = nodeOf(a.Target, a.Worker)
+	}
 	return a
 }
 
@@ -797,6 +814,7 @@ func (r *reader) events() []Event {
 }
 
 func (r *reader) event(e *Event) {
+	made := false
 	r.each(func(n byte) bool {
 		switch n {
 		case 1:
@@ -845,9 +863,14 @@ func (r *reader) event(e *Event) {
 			e.Unspent = true
 		case 23:
 			e.Sure = true
+		case 24:
+			made = true
 		default:
 			return false
 		}
 		return true
 	})
+	if made {
+		e.Node = nodeOf(e.Target, e.Worker)
+	}
 }
