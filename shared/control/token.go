@@ -24,7 +24,7 @@ const (
 	tokenIssuer  = "errand"
 	keyID        = "signing-key"
 	maxToken     = 4 << 10
-	maxKnown     = 20_000
+	maxKnown     = 4096
 	tokenPadding = time.Minute // a token outlives its attempt by the grace and this
 )
 
