@@ -130,7 +130,7 @@ func (p *Plane) stepConfirm(ctx context.Context, now run.Instant) {
 // assignments prepares what a worker took.
 func (p *Plane) assignments(ctx context.Context, ids []string) ([]runtime.Assignment, error) {
 	records, errs := p.load(ctx, ids, false)
-	var out []runtime.Assignment
+	out := make([]runtime.Assignment, 0, len(ids))
 	for i, r := range records {
 		err := errs[i]
 		if err == nil && !r.Live() {

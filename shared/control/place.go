@@ -37,6 +37,7 @@ func (p *Plane) stepPlace(ctx context.Context, now run.Instant) (bindings []bind
 	now = max(now, p.now())
 	ix := p.ix
 	// 1. Arrivals enter the fair queue like everyone else; those with a time to come are only written.
+	bindings = make([]binding, 0, len(arrived))
 	fresh := make(map[string]*arrival, len(arrived))
 	var again []arrival
 	for i := range arrived {

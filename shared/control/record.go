@@ -183,7 +183,12 @@ func (pd *pending) fold(events []run.Event, now run.Instant) error {
 		}
 		run.Evolve(next, *e)
 	}
-	pd.rec, pd.events = next, append(pd.events, next.Tail[first:]...)
+	pd.rec = next
+	if fresh := next.Tail[first:len(next.Tail):len(next.Tail)]; len(pd.events) == 0 {
+		pd.events = fresh
+	} else {
+		pd.events = append(pd.events, fresh...)
+	}
 	return nil
 }
 
