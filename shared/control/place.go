@@ -239,7 +239,7 @@ func (p *Plane) stepBind(ctx context.Context, bindings []binding, now run.Instan
 		if failures[i] != nil {
 			continue
 		}
-		pd.write(p.shardOf(b.id))
+		pd.write(shardOf(p.store, b.id))
 		pd.unit.Token = p.newID()
 		work[i] = pd
 		units, unitOf = append(units, pd.unit), append(unitOf, i)

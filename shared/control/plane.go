@@ -295,21 +295,17 @@ func (p *Plane) runID(now run.Instant) string {
 	return idEncoding.EncodeToString(b[:])[:20]
 }
 
-// shardOf is the part of the due index that a run stands in. A store of many processes has the index spread by the
-// runs' (random or hashed) ids; that of a single one has it in one piece, for the reason above.
-func (p *Plane) shardOf(id string) uint8 {
-	if p.store.Exclusive() {
+// shardOf is the part of the due index that a run stands in until it ends. A store of many processes has the index
+// spread by the runs' (random or hashed) ids; that of a single one has it in one piece, for the reason above.
+func shardOf(st store.Store, id string) uint8 {
+	if st.Exclusive() {
 		return 0
 	}
-	return spread(id)
-}
-
-func spread(id string) uint8 {
 	var h uint32 = 2166136261
 	for i := range len(id) {
 		h = (h ^ uint32(id[i])) * 16777619
 	}
-	return uint8(h % store.Shards)
+	return uint8(h % shards)
 }
 
 // validName reports whether s can name a step, effect, signal, session or worker.

@@ -118,7 +118,7 @@ func (p *Plane) changeRuns(ctx context.Context, ids []string, byRun map[string][
 		}
 		switch {
 		case len(pd.events) > 0:
-			pd.write(p.shardOf(id))
+			pd.write(shardOf(p.store, id))
 		case !fresh && !p.store.Exclusive():
 			// Nothing to write, so no comparison tells whether another process has changed the run: it is read.
 			again = append(again, id)
@@ -200,18 +200,22 @@ func (pd *pending) write(shard uint8) {
 	pd.unit.Writes = append(pd.unit.Writes, recordWrite(pd.rec, pd.was, shard))
 }
 
-// recordWrite is the stored form of a record; expect is the version that it replaces, 0 for a new run.
+// recordWrite is the stored form of a record; expect is the version that it replaces, 0 for a new run, and shard that of
+// the run until it ends: see the retention stage.
 func recordWrite(r *run.Record, expect int64, shard uint8) store.Write {
 	node := ""
 	if r.Live() {
 		node = nodeOf(r)
+	}
+	if r.State.Terminal() {
+		shard += shards
 	}
 	return store.Write{Expect: expect, Doc: store.Doc{
 		Kind: store.KindRun, ID: r.ID, Version: r.Seq, Body: run.Encode(r),
 		Index: &store.Index{
 			Tenant: r.Tenant, Agent: r.Agent, Parent: r.Parent, Root: r.Root,
 			Worker: node, Attempt: int64(r.Holder()),
-			CreatedAt: int64(r.CreatedAt), WakeAt: int64(r.WakeAt()), Shard: shardOf(r),
+			CreatedAt: int64(r.CreatedAt), WakeAt: int64(r.WakeAt()), Shard: shard,
 		},
 	}}
 }

@@ -31,21 +31,8 @@ const (
 	keyWindow    = 24 * time.Hour
 )
 
-// shards are the ranges of the due index that hold work; as many again hold what has ended.
+// shards are the parts of the due index that hold work; as many again, behind them, hold what has ended.
 const shards = store.Shards / 2
-
-// shardOf spreads runs over the due index by their (random or hashed) id.
-func shardOf(r *run.Record) uint8 {
-	var h uint32 = 2166136261
-	for i := range len(r.ID) {
-		h = (h ^ uint32(r.ID[i])) * 16777619
-	}
-	shard := uint8(h % shards)
-	if r.State.Terminal() {
-		shard += shards
-	}
-	return shard
-}
 
 // retainFor is how long finished runs of an agent are kept, as a record has it.
 func retainFor(a *fleet.Agent) int64 {

@@ -62,7 +62,7 @@ func (h *house) put(id, parent string, state run.State) {
 	case run.Failed:
 		run.Evolve(r, run.Event{Type: run.EvFailed, At: at, Reason: run.QueueTimeout, Due: at.Add(hour)})
 	}
-	if err := h.store.Commit(h.t.Context(), []store.Unit{{Token: id, Writes: []store.Write{Document(r, 0)}}})[0]; err != nil {
+	if err := h.store.Commit(h.t.Context(), []store.Unit{{Token: id, Writes: []store.Write{Document(h.store, r, 0)}}})[0]; err != nil {
 		h.t.Fatal(err)
 	}
 }

@@ -6,6 +6,7 @@ package seed
 import (
 	"context"
 	"encoding/base32"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
@@ -42,7 +43,7 @@ func Fill(ctx context.Context, st store.Store, n int, now time.Time, seed uint64
 	if err := declare(ctx, st, now); err != nil {
 		return fmt.Errorf("fill a store: %w", err)
 	}
-	f := &filler{r: rand.New(rand.NewPCG(seed, seed)), now: run.At(now), n: n}
+	f := &filler{st: st, r: rand.New(rand.NewPCG(seed, seed)), now: run.At(now), n: n}
 	for made := 0; made < n; {
 		units := make([]store.Unit, 0, batch)
 		for len(units) < batch && made < n {
@@ -90,6 +91,7 @@ func declare(ctx context.Context, st store.Store, now time.Time) error {
 
 // filler makes the runs, one after the other.
 type filler struct {
+	st   store.Store
 	r    *rand.Rand
 	now  run.Instant
 	n    int
@@ -97,11 +99,14 @@ type filler struct {
 	last [Tenants]string // the run that the next child of a tenant belongs to
 }
 
-// id is like those of the control plane: random over the whole range of keys.
-func (f *filler) id() string {
-	var b [13]byte
+// id is like those of the control plane: in the store of a single process the ids of a moment begin alike.
+func (f *filler) id(created run.Instant) string {
+	var b [16]byte
 	for i := range b {
 		b[i] = byte(f.r.Uint32())
+	}
+	if f.st.Exclusive() {
+		binary.BigEndian.PutUint64(b[:8], uint64(created)<<16|f.r.Uint64()&0xffff)
 	}
 	return base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadding(base32.NoPadding).EncodeToString(b[:])[:20]
 }
@@ -118,7 +123,7 @@ func (f *filler) unit(i int) (store.Unit, error) {
 	created := f.now.Add(-past + time.Duration(i)*(past/time.Duration(f.n)))
 	live := i >= f.n-f.n/100
 	spec := run.Spec{
-		ID: f.id(), Kind: run.KindAgent, Agent: fmt.Sprint(Agent, f.r.IntN(Agents)), Version: "1", Revision: 1,
+		ID: f.id(created), Kind: run.KindAgent, Agent: fmt.Sprint(Agent, f.r.IntN(Agents)), Version: "1", Revision: 1,
 		Tenant: fmt.Sprint(Tenant, tenant), Priority: 50, CreatedAt: created, RetainFor: retain.Milliseconds(),
 		Deadline: created.Add(4 * past), Labels: map[string]string{"batch": fmt.Sprint(i / 1000)},
 		Input: run.Payload{Inline: json.RawMessage(fmt.Sprintf(`{"invoice":"INV-%07d","lines":%d}`, i, f.r.IntN(40)))},
@@ -163,7 +168,7 @@ func (f *filler) unit(i int) (store.Unit, error) {
 			owned(store.KindStep, rec.ID+"/read", rec.ID, step), owned(store.KindLog, rec.ID+"/0001/000001", rec.ID, log))
 	}
 	// 3. Its document.
-	u.Writes = append(u.Writes, control.Document(rec, 0))
+	u.Writes = append(u.Writes, control.Document(f.st, rec, 0))
 	return u, nil
 }
 
