@@ -20,7 +20,7 @@ SEEDS    ?= 2000
 fuzz_targets = grep -rno --include='*_test.go' '^func Fuzz[A-Za-z0-9_]*' . | sed -E 's|^(.*)/[^/]*:[0-9]+:func (.*)$$|\1 \2|' | sort
 
 .DEFAULT_GOAL := help
-.PHONY: help build run test race sim fuzz chaos bench lint format generate current vet verify clean
+.PHONY: help build run test race sim fuzz chaos bench cost lint format generate current vet verify clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,6 +57,9 @@ chaos: ## Kill the server ROUNDS=30 times under load, and look for what was lost
 bench: ## Measure: benchmarks of packages, then the whole by `errand bench`
 	$(GO) test -run '^$$' -bench . -benchmem ./...
 	$(GO) run . bench
+
+cost: ## Count instructions and allocations of a run against docs/cost.tsv; RECORD=1 records them
+	ERRAND_COST=$(if $(RECORD),record,check) $(GO) test -count 1 -v -run TestCost ./shared/cost
 
 lint: ## Check the format, then look for mistakes
 	@set -euo pipefail; files=$$(gofmt -l .); \

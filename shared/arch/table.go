@@ -65,7 +65,9 @@ func House() Rules {
 			"admission": {Layer: policy},
 			"queue":     {Layer: policy},
 			"placement": {Layer: policy},
-			"retry":     {Layer: policy},
+			// What decisions are measured with.
+			"placement/crowd": {Layer: policy, Beside: []string{"placement", "queue"}},
+			"retry":           {Layer: policy},
 
 			// Plays the policies in simulated time: it imports no more than they do.
 			"forecast": {Layer: ports},
@@ -107,6 +109,7 @@ func House() Rules {
 			"internal/seed": {Layer: doors},
 			"e2e":           {Layer: doors},
 			"chaos":         {Layer: doors},
+			"cost":          {Layer: doors},
 			"sim":           {Layer: doors, Suite: true},
 
 			// Leaves: they know nothing of the house, so it does not matter which layer they stand in.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/errand-run/errand/shared/fleet"
 	"github.com/errand-run/errand/shared/placement"
+	"github.com/errand-run/errand/shared/placement/crowd"
 	"github.com/errand-run/errand/shared/queue"
 	"github.com/errand-run/errand/shared/run"
 )
@@ -172,16 +173,16 @@ func TestABurstStarvesNobodyOnRealSlots(t *testing.T) {
 func TestAPassIsDeterministic(t *testing.T) {
 	var runs [2][]string
 	for i := range runs {
-		l := newWorkload(3000, 20, 2)
-		q := l.queue()
+		c := crowd.New(3000, 20, 2)
+		q := c.Queue()
 		p := q.Begin()
 		for e, ok := p.Next(); ok; e, ok = p.Next() {
-			d := l.profile.Place(l.world, l.requests[e.ID])
+			d := c.Profile.Place(c.World, c.Requests[e.ID])
 			if d.Outcome != placement.Placed {
 				p.BlockClass(e.Class)
 				continue
 			}
-			l.world.Assume(d.Node, l.requests[e.ID], 0)
+			c.World.Assume(d.Node, c.Requests[e.ID], 0)
 			p.Take(e)
 			runs[i] = append(runs[i], e.ID+" on "+d.Node)
 		}
@@ -193,10 +194,10 @@ func TestAPassIsDeterministic(t *testing.T) {
 }
 
 func TestADecisionAllocatesLittle(t *testing.T) {
-	l := newWorkload(20_000, 20, 40)
-	q := l.queue()
-	l.pass(q, 5000) // views and masks are made
-	if per := testing.AllocsPerRun(5, func() { l.pass(q, 1000) }) / 1000; per > 5 {
+	c := crowd.New(20_000, 20, 40)
+	q := c.Queue()
+	c.Pass(q, 5000) // views and masks are made
+	if per := testing.AllocsPerRun(5, func() { c.Pass(q, 1000) }) / 1000; per > 5 {
 		t.Errorf("%.1f allocations for each decision, at most 5 are wanted", per)
 	}
 }
