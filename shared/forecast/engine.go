@@ -283,6 +283,7 @@ func (e *engine) enqueue(t *task) {
 	p := c.pair
 	p.settle(e.now)
 	e.touch(p)
+	e.regroup(p)
 	t.queuedAt, t.state = e.now, queued
 	t.expires = 0
 	if timeout := p.agent.Timeouts.Queue.Std(); timeout > 0 {
