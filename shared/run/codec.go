@@ -535,74 +535,79 @@ func DecodeEvents(body []byte) ([]Event, error) {
 }
 
 func (r *reader) record(x *Record) {
-	r.each(func(n byte) bool {
-		switch n {
-		case 31:
-			x.Seq = r.num()
-		case 32:
-			x.State = State(r.text())
-		case 33:
-			x.Reason = Reason(r.text())
-		case 34:
-			x.Message = r.text()
-		case 35:
-			x.Attempt = int(r.num())
-		case 36:
-			x.Spent = int(r.num())
-		case 37:
-			x.Returned = int(r.num())
-		case 38:
-			x.Target = r.text()
-		case 39:
-			x.Worker = r.text()
-		case 40:
-			x.QueuedAt = r.at()
-		case 41:
-			x.StartedAt = r.at()
-		case 42:
-			x.EndedAt = r.at()
-		case 43:
-			x.UpdatedAt = r.at()
-		case 44:
-			x.Due = r.at()
-		case 45:
-			x.Output = r.payload()
-		case 46:
-			x.Park = r.park()
-		case 47:
-			x.Stop = r.stop()
-		case 48:
-			x.Signals = make([]Signal, r.count(MaxSignals))
-			for i := range x.Signals {
-				x.Signals[i] = r.signal()
-			}
-		case 49:
-			x.SigKeys = make([]string, r.count(MaxSignals))
-			for i := range x.SigKeys {
-				x.SigKeys[i] = r.text()
-			}
-		case 50:
-			x.Usage = r.usage()
-		case 51:
-			x.Score = new(r.float())
-		case 52:
-			x.Attempts = make([]Attempt, r.count(MaxAttempts))
-			for i := range x.Attempts {
-				x.Attempts[i] = r.attempt()
-			}
-		case 53:
-			x.Tail = r.events()
-		case 54:
-			x.Detail = r.bytes()
-		case 55:
-			if i := r.count(len(x.Tail)) - 1; i >= 0 {
-				x.Detail = x.Tail[i].Detail
-			}
-		default:
-			return r.spec(&x.Spec, n)
+	r.each(func(n byte) bool { return r.recordField(x, n) })
+}
+
+// tagTail is the first field that lists have no need of; see DecodeBrief.
+const tagTail = 53
+
+func (r *reader) recordField(x *Record, n byte) bool {
+	switch n {
+	case 31:
+		x.Seq = r.num()
+	case 32:
+		x.State = State(r.text())
+	case 33:
+		x.Reason = Reason(r.text())
+	case 34:
+		x.Message = r.text()
+	case 35:
+		x.Attempt = int(r.num())
+	case 36:
+		x.Spent = int(r.num())
+	case 37:
+		x.Returned = int(r.num())
+	case 38:
+		x.Target = r.text()
+	case 39:
+		x.Worker = r.text()
+	case 40:
+		x.QueuedAt = r.at()
+	case 41:
+		x.StartedAt = r.at()
+	case 42:
+		x.EndedAt = r.at()
+	case 43:
+		x.UpdatedAt = r.at()
+	case 44:
+		x.Due = r.at()
+	case 45:
+		x.Output = r.payload()
+	case 46:
+		x.Park = r.park()
+	case 47:
+		x.Stop = r.stop()
+	case 48:
+		x.Signals = make([]Signal, r.count(MaxSignals))
+		for i := range x.Signals {
+			x.Signals[i] = r.signal()
 		}
-		return true
-	})
+	case 49:
+		x.SigKeys = make([]string, r.count(MaxSignals))
+		for i := range x.SigKeys {
+			x.SigKeys[i] = r.text()
+		}
+	case 50:
+		x.Usage = r.usage()
+	case 51:
+		x.Score = new(r.float())
+	case 52:
+		x.Attempts = make([]Attempt, r.count(MaxAttempts))
+		for i := range x.Attempts {
+			x.Attempts[i] = r.attempt()
+		}
+	case tagTail:
+		x.Tail = r.events()
+	case 54:
+		x.Detail = r.bytes()
+	case 55:
+		if i := r.count(len(x.Tail)) - 1; i >= 0 {
+			x.Detail = x.Tail[i].Detail
+		}
+	default:
+		return r.spec(&x.Spec, n)
+	}
+	return true
 }
 
 func (r *reader) spec(s *Spec, n byte) bool {
