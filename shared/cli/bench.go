@@ -26,6 +26,8 @@ func (a *app) benchCommand() *cobra.Command {
 			switch {
 			case o.Runs < 1 || o.Runs > bench.MaxRuns:
 				return usagef("--runs %d: want 1 to %d", o.Runs, bench.MaxRuns)
+			case o.Rest < bench.MinRest || o.Rest > bench.MaxRest:
+				return usagef("--rest %d: want %d to %d", o.Rest, bench.MinRest, bench.MaxRest)
 			case o.Idle < bench.MinIdle || o.Idle > bench.MaxIdle:
 				return usagef("--idle %s: want %s to %s", o.Idle, bench.MinIdle, bench.MaxIdle)
 			case o.Repeat < 1 || o.Repeat > bench.MaxRepeat:
@@ -46,6 +48,7 @@ func (a *app) benchCommand() *cobra.Command {
 		},
 	}
 	cmd.Flags().IntVar(&o.Runs, "runs", 20_000, "runs of W1, W1b and W5, and at most as many of the others")
+	cmd.Flags().IntVar(&o.Rest, "rest", 1_000_000, "runs that W8 has stored")
 	cmd.Flags().DurationVar(&o.Idle, "idle", 10*time.Second, "how long idling is measured")
 	cmd.Flags().IntVar(&o.Repeat, "repeat", 3, "repetitions of each workload")
 	cmd.Flags().StringSliceVar(&o.Only, "only", nil, "some of "+strings.Join(bench.Names(), ", ")+"; all unless given")

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/errand-run/errand/shared/placement/crowd"
 	"github.com/errand-run/errand/shared/version"
 )
 
@@ -21,6 +22,7 @@ type Options struct {
 	Repeat int           // repetitions; figures are medians with their range
 	Only   []string      // workloads; all when empty
 	Idle   time.Duration // how long idling is measured
+	Rest   int           // runs that W8 has stored
 	// Dir is where the data files of the measurement are made and removed; the system's folder for temporary files when
 	// empty. Its disk is what is measured.
 	Dir string
@@ -33,6 +35,8 @@ type Options struct {
 // Limits of Options.
 const (
 	MaxRuns   = 1_000_000
+	MinRest   = 1000
+	MaxRest   = 20_000_000
 	MaxRepeat = 100
 	MinIdle   = 100 * time.Millisecond
 	MaxIdle   = time.Hour
@@ -112,6 +116,12 @@ var workloads = []workload{
 	}, func(ctx context.Context, o *Options, m *measurement) error {
 		return m.killed(ctx, flight(o), localWorkerDies)
 	}},
+	{"W7", func(o *Options) string {
+		return fmt.Sprintf("a decision pass over %d queued runs of %d tenants, %d targets; in this process", queued(o), crowd.Tenants, crowd.Targets)
+	}, func(_ context.Context, o *Options, m *measurement) error { return m.decisions(queued(o)) }},
+	{"W8", func(o *Options) string {
+		return fmt.Sprintf("%d runs stored, half of them finished; %d reads of each kind while W1 goes on", o.Rest, reads(o.Rest))
+	}, func(ctx context.Context, o *Options, m *measurement) error { return m.stored(ctx, o.Rest) }},
 }
 
 // missing are workloads that need what is not there, and what that is.

@@ -65,7 +65,6 @@ func (m *measurement) latency(ctx context.Context, n int) error {
 	}
 	slices.Sort(starts)
 	slices.Sort(results)
-	ms := func(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 	m.figure("start p50", "ms", ms(percentile(starts, 0.50)))
 	m.figure("start p99", "ms", ms(percentile(starts, 0.99)))
 	m.figure("result p50", "ms", ms(percentile(results, 0.50)))
@@ -98,3 +97,5 @@ func (m *measurement) steps(ctx context.Context, n int) error {
 	}
 	return m.allSucceeded(ctx)
 }
+
+func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
