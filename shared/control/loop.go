@@ -127,7 +127,7 @@ func (p *Plane) untilNext() time.Duration {
 	if len(p.ix.confirms) > 0 {
 		sooner(p.ix.confirms[0].at.Sub(now))
 	}
-	if p.ix.horizon != 0 {
+	if p.ix.horizon != 0 && p.ix.roomForTimers() {
 		sooner(p.ix.horizon.Add(-horizon / 2).Sub(now))
 	}
 	if len(p.ix.left) > 0 || p.declared.doubt.Load() {
@@ -272,69 +272,6 @@ func (p *Plane) orphan(r *run.Record, now run.Instant) (edit, bool) {
 		}
 		return d, p.released(ctx, &d, rec, why, nil, now)
 	}}, true
-}
-
-// readDue enters the runs whose wake-up lies in (from, until].
-func (p *Plane) readDue(ctx context.Context, from, until run.Instant) error {
-	p.mu.Lock()
-	p.ix.horizon = until
-	p.mu.Unlock()
-	for shard := range shards {
-		wake, id := int64(from), ""
-		if from > 0 {
-			id = "\xff"
-		}
-		for {
-			docs, err := p.store.Due(ctx, uint8(shard), int64(until), wake, id, store.MaxPage)
-			if err != nil {
-				return fmt.Errorf("read what is due: %w", err)
-			}
-			for _, d := range docs {
-				wake, id = d.Index.WakeAt, d.ID
-				if known := p.records.get(d.ID); known != nil && known.Seq >= d.Version && p.knows(d.ID) {
-					continue
-				}
-				if _, err := p.admitStored(ctx, d); err != nil {
-					return err
-				}
-			}
-			if len(docs) < store.MaxPage {
-				break
-			}
-		}
-	}
-	return nil
-}
-
-func (p *Plane) knows(id string) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	_, timed := p.ix.timers.at[id]
-	return timed || p.ix.runs[id] != nil
-}
-
-// stepHorizon reads the next stretch of wake-ups when half of the last one has passed.
-func (p *Plane) stepHorizon(ctx context.Context, now run.Instant) {
-	p.mu.Lock()
-	was := p.ix.horizon
-	from := was
-	if p.ix.roomForBacklog() {
-		// There is room again for queued runs that wait in the store: they are due since they were queued.
-		p.ix.backlog, from = false, 0
-	}
-	p.mu.Unlock()
-	if from != 0 && from.Sub(now) > horizon/2 {
-		return
-	}
-	if err := p.readDue(ctx, from, now.Add(horizon)); err != nil {
-		p.log.WarnContext(ctx, "read what is due next", "error", err)
-		p.mu.Lock()
-		p.ix.horizon = was // what lies between is still to be read
-		if from == 0 {
-			p.ix.timers.set(backlogKey, now.Add(time.Second))
-		}
-		p.mu.Unlock()
-	}
 }
 
 // stepShares keeps the fair shares, at most every five seconds and only after dispatches.

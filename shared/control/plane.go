@@ -56,6 +56,7 @@ type Config struct {
 	ConfirmAfter time.Duration
 	MaxQueue     int // runs kept in the queue's memory; the rest stay in the store; 1,000,000
 	MaxCache     int // records kept in memory; 50,000
+	MaxTimers    int // wake-ups kept in memory of runs that are not; 100,000
 
 	// RetainMax is the longest that a finished run is kept, whatever its agent says; 0 for no bound.
 	RetainMax time.Duration
@@ -111,6 +112,9 @@ func (c *Config) setDefaults() {
 	}
 	if c.MaxCache <= 0 {
 		c.MaxCache = 50_000
+	}
+	if c.MaxTimers <= 0 {
+		c.MaxTimers = 100_000
 	}
 }
 

@@ -34,6 +34,22 @@ func (t *timers) set(key string, when run.Instant) {
 	}
 }
 
+// drop removes many at once.
+func (t *timers) drop(which func(timer) bool) {
+	kept := t.heap[:0]
+	for _, x := range t.heap {
+		if which(x) {
+			delete(t.at, x.key)
+			continue
+		}
+		t.at[x.key] = len(kept)
+		kept = append(kept, x)
+	}
+	clear(t.heap[len(kept):])
+	t.heap = kept
+	heap.Init(t)
+}
+
 // next is the soonest wake-up; 0 for none.
 func (t *timers) next() run.Instant {
 	if len(t.heap) == 0 {
