@@ -29,6 +29,7 @@ type Attempt struct {
 	gone     error  // why nothing it says counts any more
 	final    bool   // the last report is queued: nothing follows
 	told     bool   // something was reported that nobody waited for
+	begun    *entry
 	usage    *entry
 	progress *entry
 	logs     *entry

@@ -23,7 +23,7 @@ var quiet = slog.New(slog.DiscardHandler)
 
 func echo(_ context.Context, a *Attempt) Result { return Result{Output: a.Input} }
 
-func TestHostExecutesEveryRunOnceAndReportsStartBeforeEnd(t *testing.T) {
+func TestHostExecutesEveryRunOnceAndTheEndAtOnceNeedsNoStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake()
 		stop := f.serveWith(t, HostOptions{Slots: 8, Handle: echo})
@@ -38,7 +38,7 @@ func TestHostExecutesEveryRunOnceAndReportsStartBeforeEnd(t *testing.T) {
 			if got := string(r.output); got != fmt.Sprint(i) || r.n != 1 {
 				t.Errorf("run %d: output %s after %d attempts; want %d after 1", i, got, r.n, i)
 			}
-			if diff := cmp.Diff([]string{"start", "complete"}, r.reports); diff != "" {
+			if diff := cmp.Diff([]string{"complete"}, r.reports); diff != "" {
 				t.Errorf("run %d: reports (-want +got):\n%s", i, diff)
 			}
 		}
@@ -48,7 +48,25 @@ func TestHostExecutesEveryRunOnceAndReportsStartBeforeEnd(t *testing.T) {
 	})
 }
 
-func TestStartTravelsWithTheEndThatFollowsAtOnceAndBringsTheNextRun(t *testing.T) {
+func TestStartIsToldWhereTheEndTakesLonger(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake()
+		stop := f.serveWith(t, HostOptions{Handle: func(ctx context.Context, a *Attempt) Result {
+			_ = nap(ctx, 2*startDelay)
+			return echo(ctx, a)
+		}})
+		f.mu.Lock()
+		r := f.submitLocked("a", "1")
+		f.mu.Unlock()
+		<-r.wait
+		if diff := cmp.Diff([]string{"start", "complete"}, r.reports); diff != "" {
+			t.Errorf("reports (-want +got):\n%s", diff)
+		}
+		_ = stop()
+	})
+}
+
+func TestAnEndBringsTheNextRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake()
 		f.mu.Lock()
@@ -60,7 +78,7 @@ func TestStartTravelsWithTheEndThatFollowsAtOnceAndBringsTheNextRun(t *testing.T
 		stop := f.serveWith(t, HostOptions{Handle: echo})
 		<-last.wait
 		synctest.Wait()
-		if diff := cmp.Diff([]int{2, 2, 2, 2, 2}, f.sizes); diff != "" {
+		if diff := cmp.Diff([]int{1, 1, 1, 1, 1}, f.sizes); diff != "" {
 			t.Errorf("reports in each batch (-want +got):\n%s", diff)
 		}
 		if n := f.calls["/v1/leases"]; n != 2 {

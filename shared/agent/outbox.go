@@ -13,7 +13,7 @@ import (
 
 // Pace of the queue of reports.
 const (
-	// startDelay keeps a start back for the end that may follow at once: together they are one write of the server.
+	// startDelay keeps a start back for the end that may follow at once and makes it needless.
 	startDelay = 5 * time.Millisecond
 	// softDelay is how long progress, usage and logs wait for company.
 	softDelay = 100 * time.Millisecond
@@ -91,9 +91,13 @@ func (o *outbox) call(ctx context.Context, a *Attempt, r api.Report) (api.Report
 	}
 }
 
-// start queues the news that an attempt has begun.
+// start queues the news that an attempt has begun. Its end, if that comes first, says it too.
 func (o *outbox) start(a *Attempt) {
-	_ = o.put(&entry{report: api.Report{Type: api.ReportStart}, attempt: a, soft: true})
+	e := &entry{report: api.Report{Type: api.ReportStart}, attempt: a, soft: true}
+	o.mu.Lock()
+	a.begun = e
+	o.mu.Unlock()
+	_ = o.put(e)
 }
 
 // finish queues an attempt's last report. It is sent until the server takes it or the attempt is surely over, and also
@@ -136,6 +140,9 @@ func (o *outbox) put(e *entry) error {
 
 // supersede drops what an attempt's end says better. The caller holds mu.
 func supersede(a *Attempt, total bool) {
+	if a.begun != nil {
+		a.begun.skip = true
+	}
 	if a.progress != nil {
 		a.progress.skip = true
 	}
@@ -332,6 +339,8 @@ func sizeOf(r *api.Report) int {
 func (o *outbox) untie(e *entry) {
 	a := e.attempt
 	switch e {
+	case a.begun:
+		a.begun = nil
 	case a.usage:
 		a.usage = nil
 	case a.progress:
