@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/errand-run/errand/shared/fleet"
+	"github.com/errand-run/errand/shared/run"
 	"github.com/errand-run/errand/shared/runtime"
 )
 
@@ -28,5 +29,64 @@ func TestARunOfSeveralSlotsIsChargedForAllOfThem(t *testing.T) {
 	const scale = 1024 // of virtual time
 	if got, want := h.p.ix.queue.Shares().Tenants["acme"], int64(2*10_000*scale); got != want {
 		t.Errorf("acme was charged %d ms of a slot, want %d", got/scale, want/scale)
+	}
+}
+
+// charged is what a tenant was charged, in milliseconds of a slot at weight 1.
+func (h *house) charged(tenant string) int64 {
+	h.p.mu.Lock()
+	defer h.p.mu.Unlock()
+	return h.p.ix.queue.Shares().Tenants[tenant] / 1024
+}
+
+// The start of a short attempt is written together with its end.
+func TestAShortRunIsChargedForWhatItTookAndNotForWhatWasExpected(t *testing.T) {
+	h := newHouse(t, agentNamed("quick", func(a *fleet.Agent) { a.Lifetime.Expected = fleet.Duration(10 * time.Second) }))
+	h.submit(Submission{Agent: "quick", Tenant: "acme"})
+	held := h.lease("w1", 1, "quick")
+	if got := h.charged("acme"); got != 10_000 {
+		t.Fatalf("acme was charged %d ms in advance, want 10000", got)
+	}
+	h.report(runtime.Report{Type: runtime.Completed, Run: held[0].Run, N: held[0].N, Worker: "w1"})
+	if got := h.charged("acme"); got != 0 {
+		t.Errorf("acme was charged %d ms for a run that took none", got)
+	}
+}
+
+// One of two waiting tenants is next in turn. Its only queued run is told something.
+func TestATenantKeepsItsTurnWhenItsOnlyQueuedRunIsChanged(t *testing.T) {
+	h := newHouse(t, agentNamed("long", func(a *fleet.Agent) { a.Lifetime.Expected = fleet.Duration(time.Minute) }))
+	lease := func() []runtime.Assignment {
+		resp, err := h.p.Lease(t.Context(), LeaseRequest{Worker: "w1", Agents: []string{"long"}, Max: 3, Slots: 3})
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.settle()
+		return resp.Leases
+	}
+	lease()
+	for range 3 {
+		h.submit(Submission{Agent: "long", Tenant: "other"})
+	}
+	for range 3 {
+		h.submit(Submission{Agent: "long", Tenant: "ahead"})
+	}
+	first, next := h.submit(Submission{Agent: "long", Tenant: "behind"}), h.submit(Submission{Agent: "long", Tenant: "behind"})
+	for _, a := range lease() { // their slots go to ahead, behind, and ahead
+		h.report(runtime.Report{Type: runtime.Completed, Run: a.Run, N: a.N, Worker: "w1"})
+	}
+	if h.get(first.ID).State == run.Queued { // they came at the same moment
+		next = first
+	}
+	before := h.charged("ahead") - h.charged("behind")
+	if before != 60_000 || h.get(next.ID).State != run.Queued {
+		t.Fatalf("the tenants are %d ms apart and the run is %s", before, h.get(next.ID).State)
+	}
+	if _, err := h.p.Score(t.Context(), next.ID, 1, "ann", ""); err != nil {
+		t.Fatal(err)
+	}
+	h.settle()
+	if after := h.charged("ahead") - h.charged("behind"); after != before {
+		t.Errorf("the tenants were %d ms apart, and are %d", before, after)
 	}
 }

@@ -318,6 +318,9 @@ func TestAProcessThatDoesNotLeadTurnsWorkersAway(t *testing.T) {
 	if _, err := p.Beat(t.Context(), WorkerBeat{Worker: "w", Agents: []string{"echo"}, Slots: 1}); !errors.As(err, &refusal) || refusal.Code != CodeUnavailable {
 		t.Errorf("beat: %v", err)
 	}
+	if _, err := p.Begin(t.Context(), Beginning{Worker: "w", Submission: Submission{Agent: "echo"}}); !errors.As(err, &refusal) || refusal.Code != CodeUnavailable {
+		t.Errorf("begin: %v", err)
+	}
 }
 
 func TestWakeUpsThatCouldNotBeReadAreReadLater(t *testing.T) {

@@ -42,9 +42,11 @@ type index struct {
 
 	patient      run.Instant // until then, runs that no target could take stay queued
 	horizon      run.Instant // wake-ups up to here are in timers
+	lookAgain    run.Instant // when they could not be read: not before then
 	fleetChanged bool        // what could not be placed may be placeable now
 	backlog      bool        // some queued runs are in the store only
 	removal      *retention
+	losses       []edit   // attempts whose executors are gone, and that could not be taken back yet
 	left         []string // runs that found no place in the queue's memory
 }
 
@@ -251,12 +253,20 @@ func (ix *index) set(p *Plane, r *run.Record, gone bool) (turn bool, after effec
 		turn = true
 	}
 	// 2. What it was before is taken back.
-	if t != nil {
+	waits := !terminal && r.State == run.Queued && t != nil && t.live == nil && t.state == run.Queued
+	if t != nil && !waits {
 		ix.forget(r.ID, t, r)
 	}
 	// 3. What it is now.
 	switch {
 	case terminal:
+	case waits: // in place: a tenant with nothing else in the queue was not idle in between, and keeps its claim
+		t.seq = r.Seq
+		if c := ix.classes[t.class]; c.agent == nil {
+			c.agent = p.knownAgent(r)
+		}
+		ix.queue.Push(ix.entryOf(p, r, t.class))
+		turn = true
 	case r.State == run.Queued:
 		ix.enqueue(p, r)
 		turn = true
@@ -304,7 +314,6 @@ func (ix *index) forget(id string, t *tracked, r *run.Record) {
 	switch {
 	case t.state == run.Queued:
 		ix.queue.Remove(id)
-		ix.world.Unreserve(id)
 		ix.world.Unreserve(id)
 		ix.count(t, -1, 0, 0)
 	case t.state == run.Unschedulable:
@@ -356,19 +365,23 @@ func (ix *index) unclass(k queue.Class) {
 	}
 }
 
-func (ix *index) enqueue(p *Plane, r *run.Record) {
-	t := ix.track(p, r)
-	c := ix.classes[t.class]
+// entryOf is a queued run as the queue keeps it.
+func (ix *index) entryOf(p *Plane, r *run.Record, class queue.Class) queue.Entry {
 	e := queue.Entry{
-		ID: r.ID, Tenant: r.Tenant, Class: t.class, Priority: r.Priority, QueuedAt: r.QueuedAt,
+		ID: r.ID, Tenant: r.Tenant, Class: class, Priority: r.Priority, QueuedAt: r.QueuedAt,
 		Slots: 1, Cost: int64(time.Second / time.Millisecond), Expires: r.Due,
 	}
-	if c.agent != nil {
+	if c := ix.classes[class]; c.agent != nil {
 		a := c.agent.object.(*fleet.Agent)
 		e.Slots = max(a.Needs.Slots, 1)
 		e.Cost = admission.Charge(a, p.stats.expected(a))
 	}
-	if !ix.queue.Push(e) {
+	return e
+}
+
+func (ix *index) enqueue(p *Plane, r *run.Record) {
+	t := ix.track(p, r)
+	if !ix.queue.Push(ix.entryOf(p, r, t.class)) {
 		ix.backlog = true
 		ix.unclass(t.class)
 		delete(ix.runs, r.ID)
@@ -418,6 +431,10 @@ func (ix *index) hold(p *Plane, r *run.Record, t *tracked) *live {
 	if r.Worker != "" {
 		l.worker = r.Worker
 	}
+	// A run that becomes known late may be on a worker that was given up meanwhile: somebody must miss it.
+	if l.worker != "" && l.node != l.target && ix.workers[l.worker] == nil {
+		p.expect(l, p.now())
+	}
 	if r.State == run.Running && l.started == 0 {
 		l.started, l.beat = r.UpdatedAt, r.UpdatedAt
 		if l.handed == 0 {
@@ -443,12 +460,22 @@ func (ix *index) release(t *tracked, r *run.Record) {
 	if w := ix.workers[l.worker]; w != nil {
 		delete(w.holds, l.id)
 	}
-	if l.cost > 0 && l.started != 0 {
-		ix.queue.Correct(t.tenant, int64(l.slots)*r.UpdatedAt.Sub(l.started).Milliseconds()-l.cost)
+	if l.cost > 0 {
+		ix.queue.Correct(t.tenant, int64(l.slots)*tookOf(r, l.n).Milliseconds()-l.cost)
 	}
 	ix.count(t, 0, -1, 0)
 	t.live = nil
 	t.state = ""
+}
+
+// tookOf is how long an attempt that has ended ran; 0 if it never started. A short one's start is written with its end.
+func tookOf(r *run.Record, n int) time.Duration {
+	for i := range r.Attempts {
+		if a := &r.Attempts[i]; a.N == n && a.StartedAt != 0 {
+			return max(a.EndedAt.Sub(a.StartedAt), 0)
+		}
+	}
+	return 0
 }
 
 // workersOf lists workers for people, by id.

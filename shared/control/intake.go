@@ -167,6 +167,8 @@ func (p *Plane) commitArrivals(ctx context.Context, list []arrival) {
 	for i, err := range p.store.Commit(ctx, units) {
 		if err == nil {
 			p.noted(list[i].rec, list[i].rec.Tail)
+		} else {
+			p.doubt(list[i].rec.ID) // it may have been written
 		}
 		list[i].done(list[i], err)
 	}

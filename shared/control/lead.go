@@ -41,6 +41,7 @@ type lead struct {
 	version  int64
 	doc      leadDoc
 	renewed  time.Duration // own monotonic clock, at the start of the write that took or renewed
+	failed   bool          // the last Step: the next one is not made at once
 	seen     int64         // version of a foreign lease
 	seenFrom time.Duration // since when it is unchanged
 }
@@ -73,16 +74,17 @@ func (l *lead) Next(mono time.Duration) (time.Duration, bool) {
 	switch {
 	case l.holds && l.store.Exclusive():
 		return 0, false
-	case l.holds:
+	case l.holds && !l.failed:
 		return max(l.renewed+leadRenew-mono, 0), true
 	}
 	return leadRenew / 3, true
 }
 
 // Step takes the lease if it is free, renews it if it is held, or watches it.
-func (l *lead) Step(ctx context.Context, mono time.Duration) error {
+func (l *lead) Step(ctx context.Context, mono time.Duration) (err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	defer func() { l.failed = err != nil }()
 	if l.holds && (l.store.Exclusive() || mono-l.renewed < leadRenew) {
 		return nil
 	}

@@ -38,25 +38,31 @@ var printer = message.NewPrinter(language.English)
 func (p *Plane) loop(ctx context.Context) {
 	defer close(p.stopped)
 	defer p.turnAway()
+	poke, _ := p.Wait()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-p.poke:
+		case <-poke:
 		case <-timer.C:
 		}
 		more := true
 		for more && ctx.Err() == nil {
 			more = p.Step(ctx, p.now())
 		}
-		timer.Reset(p.untilNext())
+		_, rest := p.Wait()
+		timer.Reset(rest)
 	}
 }
 
+// Wait is what the loop waits for when Step has nothing more to do: word on poke that something arrived, or the end of
+// rest, when the next thing is due. It holds until the next Step.
+func (p *Plane) Wait() (poke <-chan struct{}, rest time.Duration) { return p.poke, p.untilNext() }
+
 // Step runs every stage once and reports whether there is more to do at once. It is the whole control loop; the loop
-// above only decides when.
+// above only decides when, by Wait.
 func (p *Plane) Step(ctx context.Context, now run.Instant) (more bool) {
 	// 1. Who decides.
 	led := p.leads()
@@ -114,12 +120,13 @@ func (p *Plane) untilNext() time.Duration {
 	if d, ok := p.led.Next(p.cfg.Monotonic()); ok {
 		sooner(d)
 	}
+	if !p.leads() {
+		return wait // what is due is the leader's to do
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, next := range []run.Instant{p.ix.timers.next(), p.ix.removal.next} {
-		if next != 0 {
-			sooner(next.Sub(now))
-		}
+	if next := p.ix.timers.next(); next != 0 {
+		sooner(next.Sub(now))
 	}
 	if next := p.ix.leases.next(); next != 0 {
 		sooner(next.Sub(mono))
@@ -128,13 +135,17 @@ func (p *Plane) untilNext() time.Duration {
 		sooner(p.ix.confirms[0].at.Sub(now))
 	}
 	if p.ix.horizon != 0 && p.ix.roomForTimers() {
-		sooner(p.ix.horizon.Add(-horizon / 2).Sub(now))
+		sooner(max(p.ix.horizon.Add(-horizon/2), p.ix.lookAgain).Sub(now))
 	}
 	if len(p.ix.left) > 0 || p.declared.doubt.Load() {
 		sooner(time.Second)
+		return wait // a pass goes no further before these are read
 	}
 	if p.sharesDirty {
 		sooner(sharesEvery - now.Sub(p.sharesAt))
+	}
+	if next := p.ix.removal.next; next != 0 {
+		sooner(next.Sub(now))
 	}
 	return wait
 }
@@ -206,9 +217,12 @@ func (p *Plane) takeOver(ctx context.Context, now run.Instant) error {
 	}
 	p.mu.Unlock()
 	// 4. Attempts whose executor died with the last server.
-	for _, o := range p.changeAll(ctx, orphans) {
+	for i, o := range p.changeAll(ctx, orphans) {
 		if o.err != nil {
-			p.log.WarnContext(ctx, "take an orphaned attempt back", "error", o.err)
+			p.log.WarnContext(ctx, "take an orphaned attempt back; trying again in a second", "run", orphans[i].id, "error", o.err)
+			p.mu.Lock()
+			ix.loseAgain(orphans[i], now)
+			p.mu.Unlock()
 		}
 	}
 	p.indexed = true
@@ -235,6 +249,13 @@ func (p *Plane) admitStored(ctx context.Context, d store.Doc) (*run.Record, erro
 	return r, nil
 }
 
+// expect enters a worker that is known only by what it holds. It has the time of a lease to show itself; with p.mu held.
+func (p *Plane) expect(l *live, now run.Instant) {
+	w := &worker{id: l.worker, target: l.target, node: l.node, slots: 1, seen: now, alive: p.mono(), holds: make(map[string]int)}
+	p.ix.workers[w.id] = w
+	p.ix.leases.set(w.id, w.alive.Add(p.cfg.WorkerLease))
+}
+
 // orphan is the edit for an attempt whose executor lived inside the last server: a process of a local target, which
 // that server's end has ended too. Attempts of other workers go on; their heartbeats say so.
 func (p *Plane) orphan(r *run.Record, now run.Instant) (edit, bool) {
@@ -247,10 +268,8 @@ func (p *Plane) orphan(r *run.Record, now run.Instant) (edit, bool) {
 			return edit{}, false
 		}
 		l := t.live
-		if p.ix.workers[l.worker] == nil {
-			w := &worker{id: l.worker, target: r.Target, node: l.node, slots: 1, seen: now, alive: p.mono(), holds: make(map[string]int)}
-			p.ix.workers[w.id] = w
-			p.ix.leases.set(w.id, w.alive.Add(p.cfg.WorkerLease))
+		if p.ix.workers[l.worker] == nil { // its target is not declared as one that is polled any more
+			p.expect(l, now)
 		}
 		if l.unsure = l.started == 0; !l.unsure {
 			p.ix.workers[l.worker].holds[r.ID] = r.Attempt

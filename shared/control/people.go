@@ -201,6 +201,9 @@ func (p *Plane) retryOf(ctx context.Context, id string, input json.RawMessage, a
 
 // Begin registers a handler that was called directly: the run is accepted, placed and running at once.
 func (p *Plane) Begin(ctx context.Context, b Beginning) (runtime.Assignment, error) {
+	if !p.leads() {
+		return runtime.Assignment{}, notLeading("begin") // who decides must know of the worker
+	}
 	now := p.now()
 	if !validName(b.Worker) {
 		return runtime.Assignment{}, refuse(CodeInvalid, "begin: want the name of a worker, 1 to %d bytes", runtime.MaxName)

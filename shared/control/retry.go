@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/errand-run/errand/shared/fleet"
 	"github.com/errand-run/errand/shared/placement"
@@ -258,7 +259,7 @@ func (p *Plane) unschedulableDue(ctx context.Context, d *draft, rec *run.Record,
 func (p *Plane) stepDue(ctx context.Context, now run.Instant) (more bool) {
 	p.mu.Lock()
 	keys := p.ix.timers.due(now, maxPass)
-	var edits []edit
+	var edits, lost []edit
 	for _, key := range keys {
 		switch key {
 		case patientKey:
@@ -266,14 +267,19 @@ func (p *Plane) stepDue(ctx context.Context, now run.Instant) (more bool) {
 		case backlogKey:
 			p.ix.backlog = true
 			continue
+		case lossesKey:
+			lost, p.ix.losses = p.ix.losses, nil
+			continue
 		}
 		edits = append(edits, p.due(key))
 	}
 	mono := p.mono()
 	for _, id := range p.ix.leases.due(mono, maxPass) {
-		edits = append(edits, p.workerDue(id, mono)...)
+		lost = append(lost, p.workerDue(id, mono)...)
 	}
 	p.mu.Unlock()
+	wakes := len(edits)
+	edits = append(edits, lost...)
 	for i, o := range p.changeAll(ctx, edits) {
 		var refusal *Refusal
 		switch {
@@ -290,11 +296,25 @@ func (p *Plane) stepDue(ctx context.Context, now run.Instant) (more bool) {
 		default:
 			p.log.WarnContext(ctx, "handle what is due; trying again in a second", "run", edits[i].id, "error", o.err)
 			p.mu.Lock()
-			p.ix.timers.set(edits[i].id, now.Add(1e9))
+			if i < wakes {
+				p.ix.timers.set(edits[i].id, now.Add(time.Second))
+			} else {
+				p.ix.loseAgain(edits[i], now)
+			}
 			p.mu.Unlock()
 		}
 	}
 	return len(keys) == maxPass
+}
+
+// lossesKey wakes the loop to try again to take back attempts whose executors are gone.
+const lossesKey = "losses"
+
+// loseAgain keeps a loss that could not be written: nothing else would notice it, for the worker is forgotten and the
+// attempt's own time may be hours away. With Plane.mu held.
+func (ix *index) loseAgain(e edit, now run.Instant) {
+	ix.losses = append(ix.losses, e)
+	ix.timers.set(lossesKey, now.Add(time.Second))
 }
 
 // rearm sets the wake-up of a run that the last one left as it was.
