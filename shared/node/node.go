@@ -236,6 +236,7 @@ func storeMetrics(s store.Store) []prometheus.Collector {
 	return []prometheus.Collector{
 		counter("errand_store_units_total", "Atomic changes written.", func(s sqlite.Stats) int64 { return s.Units }),
 		counter("errand_store_transactions_total", "Transactions that wrote them.", func(s sqlite.Stats) int64 { return s.Transactions }),
+		counter("errand_store_log_pages_total", "Pages of 4 KiB written to the log.", func(s sqlite.Stats) int64 { return s.Pages }),
 		counter("errand_store_flushes_total", "Waits for the disk.", func(s sqlite.Stats) int64 { return s.Flushes }),
 	}
 }

@@ -71,9 +71,11 @@ type Stats struct {
 	// Flushes are waits for the disk: one for each writing transaction under SyncFull, and two for each checkpoint
 	// unless the policy is SyncOff.
 	Flushes int64
+	// Pages of 4 KiB that were written to the log.
+	Pages int64
 }
 
-type counters struct{ units, transactions, flushes atomic.Int64 }
+type counters struct{ units, transactions, flushes, pages atomic.Int64 }
 
 // Open opens or creates the store at path. The folder must exist. It fails with an error wrapping [store.ErrLocked]
 // when the file is open already, and says so when the file is something else, is newer than this program, or may not
@@ -189,7 +191,7 @@ func (s *Store) Size(ctx context.Context) (bytes int64, err error) {
 
 // Stats returns what the store did since it was opened.
 func (s *Store) Stats() Stats {
-	return Stats{Units: s.stats.units.Load(), Transactions: s.stats.transactions.Load(), Flushes: s.stats.flushes.Load()}
+	return Stats{Units: s.stats.units.Load(), Transactions: s.stats.transactions.Load(), Flushes: s.stats.flushes.Load(), Pages: s.stats.pages.Load()}
 }
 
 // Exclusive implements [store.Store]: the lock keeps every other process out.

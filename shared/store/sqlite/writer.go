@@ -146,6 +146,7 @@ func (w *writer) count(units int64) {
 	pages := w.conn.pagesWritten()
 	w.logged += pages
 	w.store.stats.units.Add(units)
+	w.store.stats.pages.Add(int64(pages))
 	if pages == 0 {
 		return
 	}

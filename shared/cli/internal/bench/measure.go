@@ -144,7 +144,7 @@ func Number(v float64) string {
 // spent is what all processes have used so far.
 type spent struct {
 	server, worker, client time.Duration
-	flushes                int64
+	flushes, pages         int64 // of the store's log
 	resident               int64 // of the server now
 }
 
@@ -157,7 +157,7 @@ func (m *measurement) spent() (spent, error) {
 	if err != nil {
 		return spent{}, err
 	}
-	return spent{s.CPU, w.CPU, ownCPU(), s.Flushes, s.Resident}, nil
+	return spent{s.CPU, w.CPU, ownCPU(), s.Flushes, s.Pages, s.Resident}, nil
 }
 
 // costs adds what a unit of work cost since before.
@@ -173,6 +173,7 @@ func (m *measurement) costs(before spent, n int, unit string) error {
 	m.figure("CPU worker", "ms per "+unit, worker)
 	m.figure("CPU client", "ms per "+unit, client)
 	m.figure("flushes", "per "+unit, float64(after.flushes-before.flushes)/float64(n))
+	m.figure("log", "pages per "+unit, float64(after.pages-before.pages)/float64(n))
 	return nil
 }
 

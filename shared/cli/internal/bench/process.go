@@ -56,6 +56,7 @@ type word struct {
 	Store    string        `json:"store,omitempty"`
 	CPU      time.Duration `json:"cpu"` // user and system, since it began
 	Flushes  int64         `json:"flushes,omitempty"`
+	Pages    int64         `json:"pages,omitempty"` // written to the store's log
 	Handled  int64         `json:"handled,omitempty"`
 	Resident int64         `json:"resident,omitempty"` // bytes of memory; 0 where it is not known
 	Bytes    int64         `json:"bytes,omitempty"`    // of the store
@@ -146,7 +147,8 @@ func serve(ctx context.Context, s spec, in io.Reader, out io.Writer) error {
 	}
 	err = converse(in, out, func() (word, error) {
 		size, err := db.Size(ctx)
-		return word{URL: n.URL(), Store: db.Describe(), Flushes: db.Stats().Flushes, Bytes: size}, err
+		stats := db.Stats()
+		return word{URL: n.URL(), Store: db.Describe(), Flushes: stats.Flushes, Pages: stats.Pages, Bytes: size}, err
 	})
 	return errors.Join(err, n.Close(context.WithoutCancel(ctx), 0))
 }
