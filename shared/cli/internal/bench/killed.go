@@ -78,7 +78,7 @@ func (m *measurement) killed(ctx context.Context, n int, who victim) error {
 		return err
 	}
 	// 3. What was left then would have taken so long; it took longer.
-	floor := d.left(died, n, poolSlots, pieceTime)
+	floor, busy := d.left(died, n, poolSlots, pieceTime), d.busy(died, poolSlots, pieceTime)
 	ended, succeeded, err := m.allEnd(ctx, n)
 	if err != nil {
 		return err
@@ -87,8 +87,11 @@ func (m *measurement) killed(ctx context.Context, n int, who victim) error {
 		return err
 	}
 	m.figure("beyond the work left", "s", (ended.Sub(died) - floor).Seconds())
+	if busy > 0 {
+		m.figure("beyond the pace before", "s", (ended.Sub(died) - time.Duration(float64(floor)/busy)).Seconds())
+	}
 	m.figure("work left", "s", floor.Seconds())
-	m.figure("slots at work before", "%", 100*d.busy(died, poolSlots, pieceTime))
+	m.figure("slots at work before", "%", 100*busy)
 	if who != localWorkerDies {
 		m.figure("started again", "s", back.Seconds())
 	}

@@ -16,6 +16,9 @@ import (
 	"github.com/errand-run/errand/shared/store/sqlite"
 )
 
+// readPause is between two reads: who looks at pages leaves the server time for runs.
+const readPause = 10 * time.Millisecond
+
 // reads is how often W8 reads each thing: seldom enough for a small measurement to be quick.
 func reads(rest int) int { return min(max(rest/1000, 10), 200) }
 
@@ -134,6 +137,9 @@ func (m *measurement) readUnderLoad(ctx context.Context, rest int) error {
 				break
 			}
 			took[i] = append(took[i], time.Since(asked))
+			if err = pause(ctx, readPause); err != nil {
+				break
+			}
 		}
 	}
 	var after word
