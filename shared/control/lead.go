@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/errand-run/errand/shared/store"
@@ -35,47 +36,61 @@ type lead struct {
 	store store.Store
 	name  string
 
-	mu       sync.Mutex
-	holds    bool
-	epoch    int64
+	// known is what everybody asks for all the time: nobody who asks waits while the lease is read or written.
+	known atomic.Pointer[standing]
+
+	mu sync.Mutex // held while the lease is read and written; guards the rest
+	standing
 	version  int64
 	doc      leadDoc
-	renewed  time.Duration // own monotonic clock, at the start of the write that took or renewed
-	failed   bool          // the last Step: the next one is not made at once
 	seen     int64         // version of a foreign lease
 	seenFrom time.Duration // since when it is unchanged
 }
 
-func newLead(st store.Store, name string) *lead { return &lead{store: st, name: name} }
+// standing is what this process has of the lease.
+type standing struct {
+	holds   bool
+	epoch   int64         // of the newest lease that it held
+	renewed time.Duration // own monotonic clock, at the start of the write that took or renewed
+	failed  bool          // the last Step: the next one is not made at once
+}
+
+func newLead(st store.Store, name string) *lead {
+	l := &lead{store: st, name: name}
+	l.publish()
+	return l
+}
+
+// publish makes the standing known; with mu held.
+func (l *lead) publish() {
+	s := l.standing
+	l.known.Store(&s)
+}
+
+// drop stops leading at once: before anybody can read that the lease is free. With mu held.
+func (l *lead) drop() {
+	l.holds = false
+	l.publish()
+}
 
 // Leads reports whether this process may decide. mono is its own monotonic clock.
 func (l *lead) Leads(mono time.Duration) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.leads(mono)
-}
-
-func (l *lead) leads(mono time.Duration) bool {
-	return l.holds && (l.store.Exclusive() || mono-l.renewed < leadPeriod-leadMargin)
+	s := l.known.Load()
+	return s.holds && (l.store.Exclusive() || mono-s.renewed < leadPeriod-leadMargin)
 }
 
 // Epoch is the number of the newest lease that this process held.
-func (l *lead) Epoch() int64 {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.epoch
-}
+func (l *lead) Epoch() int64 { return l.known.Load().epoch }
 
 // Next is how long until Step wants to be called again; false for never. An exclusive store has one process and so one
 // leader.
 func (l *lead) Next(mono time.Duration) (time.Duration, bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	s := l.known.Load()
 	switch {
-	case l.holds && l.store.Exclusive():
+	case s.holds && l.store.Exclusive():
 		return 0, false
-	case l.holds && !l.failed:
-		return max(l.renewed+leadRenew-mono, 0), true
+	case s.holds && !s.failed:
+		return max(s.renewed+leadRenew-mono, 0), true
 	}
 	return leadRenew / 3, true
 }
@@ -84,7 +99,10 @@ func (l *lead) Next(mono time.Duration) (time.Duration, bool) {
 func (l *lead) Step(ctx context.Context, mono time.Duration) (err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	defer func() { l.failed = err != nil }()
+	defer func() {
+		l.failed = err != nil
+		l.publish()
+	}()
 	if l.holds && (l.store.Exclusive() || mono-l.renewed < leadRenew) {
 		return nil
 	}
@@ -103,14 +121,14 @@ func (l *lead) Step(ctx context.Context, mono time.Duration) (err error) {
 	// 2. Renew what is ours, unless a successor asked for it.
 	if l.holds && doc.Version == l.version || l.holds && cur.Holder == l.name && cur.Epoch == l.epoch {
 		if cur.Asked != "" && cur.Asked != l.name {
-			l.holds = false
+			l.drop()
 			next := leadDoc{Holder: l.name, Epoch: cur.Epoch, Beat: cur.Beat, Given: true}
 			return l.put(ctx, doc.Version, next, mono)
 		}
 		return l.write(ctx, doc.Version, leadDoc{Holder: l.name, Epoch: l.epoch, Beat: cur.Beat + 1}, mono)
 	}
 	// 3. Take what is free: given up, alone with the store, or unchanged for the whole period.
-	l.holds = false
+	l.drop()
 	if doc.Version != l.seen {
 		l.seen, l.seenFrom = doc.Version, mono
 	}
@@ -143,7 +161,7 @@ func (l *lead) Resign(ctx context.Context) error {
 	if !l.holds {
 		return nil
 	}
-	l.holds = false
+	l.drop()
 	next := l.doc
 	next.Given = true
 	return l.put(ctx, l.version, next, l.renewed)

@@ -1,6 +1,7 @@
 package control
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -131,3 +132,31 @@ func TestAnExclusiveStoreHasOneLeaderAtOnceAndRenewsNothing(t *testing.T) {
 }
 
 func wants(l *lead, mono time.Duration) bool { _, ok := l.Next(mono); return ok }
+
+// slow is a store whose reads take until they are let go.
+type slow struct {
+	store.Store
+	reading, letGo chan struct{}
+}
+
+func (s slow) Get(ctx context.Context, kind store.Kind, id string) (store.Doc, error) {
+	s.reading <- struct{}{}
+	<-s.letGo
+	return s.Store.Get(ctx, kind, id)
+}
+
+func TestNobodyWhoAsksWhoLeadsWaitsForTheStore(t *testing.T) {
+	c := newClocks(t)
+	st := slow{shared{memory.Open()}, make(chan struct{}), make(chan struct{})}
+	l := newLead(st, "a")
+	done := make(chan error, 1)
+	go func() { done <- l.Step(t.Context(), c.of(0)) }()
+	<-st.reading
+	if _, ok := l.Next(c.of(0)); l.Leads(c.of(0)) || l.Epoch() != 0 || !ok { // each would wait for ever
+		t.Error("it leads before it has the lease")
+	}
+	close(st.letGo)
+	if err := <-done; err != nil || !l.Leads(c.of(0)) {
+		t.Errorf("got %v, and it leads: %t", err, l.Leads(c.of(0)))
+	}
+}
