@@ -169,8 +169,8 @@ func (k *call) encode() ([]byte, error) {
 	if k.raw != nil || k.body == nil {
 		return k.raw, nil
 	}
-	var b bytes.Buffer
-	e := json.NewEncoder(&b)
+	b := bytes.NewBuffer(make([]byte, 0, 512))
+	e := json.NewEncoder(b)
 	e.SetEscapeHTML(false)
 	if err := e.Encode(k.body); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrEncode, err)

@@ -21,7 +21,8 @@ func (t Time) MarshalJSON() ([]byte, error) {
 	if t.IsZero() {
 		return []byte("null"), nil
 	}
-	return t.UTC().AppendFormat([]byte{'"'}, timeLayout+`"`), nil
+	b := append(make([]byte, 0, len(timeLayout)+2), '"')
+	return t.UTC().AppendFormat(b, timeLayout+`"`), nil
 }
 
 // UnmarshalJSON accepts any RFC 3339 time, and null.

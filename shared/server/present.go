@@ -18,12 +18,17 @@ import (
 // encode writes a value as the interface does: no HTML escapes, one line.
 func encode(v any) ([]byte, error) {
 	var b bytes.Buffer
-	e := json.NewEncoder(&b)
+	err := encodeTo(&b, v)
+	return b.Bytes(), err
+}
+
+func encodeTo(b *bytes.Buffer, v any) error {
+	e := json.NewEncoder(b)
 	e.SetEscapeHTML(false)
 	if err := e.Encode(v); err != nil {
-		return nil, fmt.Errorf("encode the answer: %w", err)
+		return fmt.Errorf("encode the answer: %w", err)
 	}
-	return b.Bytes(), nil
+	return nil
 }
 
 func timeOf(i run.Instant) api.Time { return api.Time{Time: i.Time()} }

@@ -1,12 +1,14 @@
 package server
 
 import (
+	"bytes"
 	"encoding/json"
 	"io"
 	"net/http"
 	"reflect"
 	"regexp"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -75,10 +77,17 @@ func (s *Server) serveSpec(w http.ResponseWriter, _ *http.Request) {
 
 // writeJSON answers with a value of the interface.
 func writeJSON(w http.ResponseWriter, status int, v any) error {
-	body, err := encode(v)
-	if err != nil {
+	b := answers.Get().(*bytes.Buffer)
+	defer func() {
+		if b.Cap() <= maxKeptAnswer {
+			b.Reset()
+			answers.Put(b)
+		}
+	}()
+	if err := encodeTo(b, v); err != nil {
 		return err
 	}
+	body := b.Bytes()
 	h := w.Header()
 	h["Content-Type"] = jsonType
 	h["Content-Length"] = []string{strconv.Itoa(len(body))} // or a longer one would go in chunks
@@ -86,5 +95,10 @@ func writeJSON(w http.ResponseWriter, status int, v any) error {
 	_, _ = w.Write(body) // the client may be gone; the request is done
 	return nil
 }
+
+// answers are buffers to encode in: an answer has left, or is copied, when its Write returns.
+var answers = sync.Pool{New: func() any { return new(bytes.Buffer) }}
+
+const maxKeptAnswer = 64 << 10
 
 var jsonType = []string{"application/json"}
