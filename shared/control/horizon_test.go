@@ -107,3 +107,21 @@ func TestWakeUpsThatAreSetMeanwhileAreBoundedToo(t *testing.T) {
 		t.Errorf("%d runs still wait", len(left))
 	}
 }
+
+func TestMoreRunsThanOneReadGivesAreChangedAtOnce(t *testing.T) {
+	h := newHouse(t, agentNamed("echo"))
+	n := store.MaxPage + 5
+	h.putHeld(n, 0)
+	edits := make([]edit, n)
+	for i := range edits {
+		edits[i] = h.p.due(fmt.Sprintf("held-%05d", i))
+	}
+	h.mu.Lock()
+	h.now = h.now.Add(2 * time.Minute)
+	h.mu.Unlock()
+	for i, o := range h.p.changeAll(t.Context(), edits) {
+		if o.err != nil || o.rec.State != run.Queued {
+			t.Fatalf("run %d: %+v", i, o)
+		}
+	}
+}

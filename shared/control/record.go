@@ -43,7 +43,8 @@ func (p *Plane) change(ctx context.Context, e edit) outcome {
 	return p.changeAll(ctx, []edit{e})[0]
 }
 
-// changeAll applies edits, those of one run in order and in one write, all of them in one commit.
+// changeAll applies edits, those of one run in order and in one write, and as many runs in one commit as a read of the
+// store may give.
 func (p *Plane) changeAll(ctx context.Context, edits []edit) []outcome {
 	outcomes := make([]outcome, len(edits))
 	// 1. Group by run, in a fixed order of locking.
@@ -56,6 +57,13 @@ func (p *Plane) changeAll(ctx context.Context, edits []edit) []outcome {
 		ids = append(ids, id)
 	}
 	slices.Sort(ids)
+	for part := range slices.Chunk(ids, store.MaxPage) {
+		p.changePart(ctx, part, byRun, edits, outcomes)
+	}
+	return outcomes
+}
+
+func (p *Plane) changePart(ctx context.Context, ids []string, byRun map[string][]int, edits []edit, outcomes []outcome) {
 	for _, id := range ids {
 		p.busy.lock(id)
 	}
@@ -79,7 +87,6 @@ func (p *Plane) changeAll(ctx context.Context, edits []edit) []outcome {
 			outcomes[i].err = fmt.Errorf("change run %s: gave up after %d conflicts: %w", id, conflictTries, store.ErrConflict)
 		}
 	}
-	return outcomes
 }
 
 // pending is a run being changed.
@@ -340,7 +347,7 @@ type cache struct {
 
 const (
 	lastAtRest    = 512
-	maxCacheBytes = 64 << 20
+	maxCacheBytes = 48 << 20
 )
 
 // atRest reports whether nothing happens to a run until something comes from outside or its time comes.
@@ -374,9 +381,9 @@ func (c *cache) forget(id string) {
 	c.mu.Unlock()
 }
 
-// bytesOf is about what a record costs beyond its own fields.
+// bytesOf is about what a record costs.
 func bytesOf(r *run.Record) int {
-	n := len(r.Input.Inline) + len(r.Output.Inline) + len(r.Detail) + 200*len(r.Tail)
+	n := 1<<10 + len(r.Input.Inline) + len(r.Output.Inline) + len(r.Detail) + 200*len(r.Tail)
 	for i := range r.Signals {
 		n += len(r.Signals[i].Payload.Inline)
 	}
