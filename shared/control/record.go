@@ -347,7 +347,7 @@ type cache struct {
 
 const (
 	lastAtRest    = 512
-	maxCacheBytes = 48 << 20
+	maxCacheBytes = 64 << 20
 )
 
 // atRest reports whether nothing happens to a run until something comes from outside or its time comes.
@@ -383,7 +383,7 @@ func (c *cache) forget(id string) {
 
 // bytesOf is about what a record costs.
 func bytesOf(r *run.Record) int {
-	n := 1<<10 + len(r.Input.Inline) + len(r.Output.Inline) + len(r.Detail) + 200*len(r.Tail)
+	n := 1<<10 + len(r.Input.Inline) + len(r.Output.Inline) + len(r.Detail) + 400*len(r.Tail)
 	for i := range r.Signals {
 		n += len(r.Signals[i].Payload.Inline)
 	}
