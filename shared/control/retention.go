@@ -23,7 +23,7 @@ import (
 
 const (
 	removeRuns   = 32                   // finished runs in a bite
-	removePause  = 5 * time.Millisecond // between two bites, at least; and at least as long as the bite took
+	removePause  = 5 * time.Millisecond // between two bites, at least; and at least three times what the bite took
 	removeRound  = time.Second          // between two rounds over all shards, at least
 	removeRetry  = time.Second          // after a failure
 	removeReread = 10 * time.Minute     // where other processes end runs as well: how long that may go unnoticed
@@ -114,7 +114,7 @@ func (p *Plane) stepRetention(ctx context.Context, now run.Instant) {
 		next, over, err := p.removeSome(ctx, t, now)
 		took := p.cfg.Monotonic() - began
 		t.spent += took
-		pause := max(removePause, took)
+		pause := max(removePause, 3*took)
 		switch {
 		case ctx.Err() != nil || errors.Is(err, store.ErrClosed):
 			return
@@ -122,8 +122,8 @@ func (p *Plane) stepRetention(ctx context.Context, now run.Instant) {
 			p.log.WarnContext(ctx, "remove finished runs; trying again in a moment", "error", err)
 			next, pause = now, removeRetry
 		case over:
-			// What is needed still is looked at in every round: that may cost a tenth of a core and no more.
-			pause = max(removeRound, 10*t.spent)
+			// What is needed still is looked at in every round: that may cost a twentieth of a core and no more.
+			pause = max(removeRound, 20*t.spent)
 			t.spent = 0
 			if !p.store.Exclusive() {
 				next = run.Earliest(next, now.Add(removeReread))

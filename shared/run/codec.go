@@ -535,7 +535,11 @@ func DecodeEvents(body []byte) ([]Event, error) {
 }
 
 func (r *reader) record(x *Record) {
-	r.each(func(n byte) bool { return r.recordField(x, n) })
+	for n := r.tag(); n != 0; n = r.tag() {
+		if !r.recordField(x, n) {
+			r.fail(errUnknown)
+		}
+	}
 }
 
 // tagTail is the first field that lists have no need of; see DecodeBrief.
