@@ -10,25 +10,35 @@ import (
 )
 
 // What a run is charged in the end is what it held: each of its slots, for as long as it ran.
-func TestARunOfSeveralSlotsIsChargedForAllOfThem(t *testing.T) {
-	big := agentNamed("big", func(a *fleet.Agent) {
-		a.Needs.Slots = 2
-		a.Lifetime.Expected = fleet.Duration(10 * time.Second)
-	})
-	h := newHouse(t, big)
-	h.submit(Submission{Agent: "big", Tenant: "acme"})
-	held := h.lease("w1", 1, "big")
-	if len(held) != 1 {
-		t.Fatalf("%d leases, want 1", len(held))
-	}
-	h.pass(time.Second) // its start is confirmed
-	h.pass(9 * time.Second)
-	h.report(runtime.Report{Type: runtime.Completed, Run: held[0].Run, N: held[0].N, Worker: "w1"})
-	h.p.mu.Lock()
-	defer h.p.mu.Unlock()
-	const scale = 1024 // of virtual time
-	if got, want := h.p.ix.queue.Shares().Tenants["acme"], int64(2*10_000*scale); got != want {
-		t.Errorf("acme was charged %d ms of a slot, want %d", got/scale, want/scale)
+func TestARunIsChargedForWhatItHeld(t *testing.T) {
+	for name, tc := range map[string]struct {
+		slots int
+		ran   time.Duration
+		want  int64 // milliseconds of a slot
+	}{
+		"one slot, for less than was expected": {1, 4 * time.Second, 4000},
+		"two slots":                            {2, 10 * time.Second, 20_000},
+		"so short that its start was not even written by itself": {1, 20 * time.Millisecond, 20},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHouse(t, agentNamed("a", func(a *fleet.Agent) {
+				a.Needs.Slots = tc.slots
+				a.Lifetime.Expected = fleet.Duration(10 * time.Second)
+			}))
+			h.submit(Submission{Agent: "a", Tenant: "acme"})
+			held := h.lease("w1", 1, "a")
+			if len(held) != 1 {
+				t.Fatalf("%d leases, want 1", len(held))
+			}
+			h.pass(tc.ran)
+			h.report(runtime.Report{Type: runtime.Completed, Run: held[0].Run, N: held[0].N, Worker: "w1"})
+			h.p.mu.Lock()
+			defer h.p.mu.Unlock()
+			const scale = 1024 // of virtual time
+			if got := h.p.ix.queue.Shares().Tenants["acme"] / scale; got != tc.want {
+				t.Errorf("acme was charged %d ms of a slot, want %d", got, tc.want)
+			}
+		})
 	}
 }
 

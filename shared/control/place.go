@@ -59,7 +59,7 @@ func (p *Plane) stepPlace(ctx context.Context, now run.Instant) (bindings []bind
 	}
 	// 2. The queue in order, until nothing more can be placed.
 	walk := ix.queue.Begin()
-	placed := 0
+	placed, room := 0, ix.world.Generation().Capacity
 	for e, ok := walk.Next(); ok; e, ok = walk.Next() {
 		if quiet := p.quiet.Load(); quiet || placed >= maxPass {
 			walk.Skip(e)
@@ -78,6 +78,8 @@ func (p *Plane) stepPlace(ctx context.Context, now run.Instant) (bindings []bind
 		}
 	}
 	walk.End()
+	// A node that was kept for a run and is not any more may take one that was refused before.
+	more = more || ix.world.Generation().Capacity != room
 	// 3. Arrivals that were not placed are written as queued, in the order in which they came.
 	for i := range arrived {
 		if a := &arrived[i]; fresh[a.rec.ID] == a {
@@ -113,8 +115,10 @@ func (p *Plane) placeOne(walk *queue.Pass, e queue.Entry, fresh map[string]*arri
 		TenantRunning: ix.tenants.of(e.Tenant).live, AgentRunning: ix.agents.of(agent.Name()).live,
 		AgentTenantRunning: ix.agentTenant[[2]string{agent.Name(), e.Tenant}], Paused: p.paused(agent.Name()),
 	}, rec, now)
+	req := p.request(rec, agent)
 	if v.Action == admission.Hold {
 		c.limit = v.Message
+		ix.world.GiveUp(req) // or a node would stay empty for what may not start
 		if v.Scope == admission.ScopeTenant {
 			walk.BlockTenant(e.Tenant)
 		} else {
@@ -131,7 +135,6 @@ func (p *Plane) placeOne(walk *queue.Pass, e queue.Entry, fresh map[string]*arri
 		b.locked = true
 	}
 	// 3. A target.
-	req := p.request(rec, agent)
 	b.decision = ix.profile.Place(ix.world, req)
 	switch b.decision.Outcome {
 	case placement.Placed:

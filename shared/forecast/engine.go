@@ -259,6 +259,7 @@ func (e *engine) arrive(a *Arrival) error {
 	t := e.tasks.take()
 	t.arrival, t.priority = *a, int8(priority)
 	t.class = p.class(e.sessionOf(a, agent))
+	t.class.runs++
 	if agent.Timeouts.Run > 0 {
 		t.deadline = e.now.Add(agent.Timeouts.Run.Std())
 	}
@@ -357,15 +358,15 @@ func (e *engine) leave(t *task) {
 	}
 	p.tenant.backlog.add(&e.scale, e.now, -1)
 	e.queued.add(&e.scale, e.now, -1)
-	e.forget(c)
 }
 
-// forget drops a session of which nothing is left.
-func (e *engine) forget(c *class) {
-	if c.session == "" || c.busy || c.queued > 0 || len(c.parked) > 0 {
-		return
+// gone is the end of a run, and of its session if no other run belongs to it.
+func (e *engine) gone(t *task) {
+	c := t.class
+	if c.runs--; c.runs == 0 && c.session != "" {
+		delete(c.pair.turns, c.session)
 	}
-	delete(c.pair.turns, c.session)
+	e.tasks.put(t)
 }
 
 // touch notes that a pair's counts change in this instant.

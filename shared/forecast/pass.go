@@ -36,6 +36,7 @@ func (e *engine) pass() (more bool) {
 		}
 		if placed > 0 && e.profile.Saturated(e.world) { // nothing behind it can be placed either
 			walk.Skip(entry)
+			more = e.large > 0 // the next pass looks who has waited long enough for a reservation
 			break
 		}
 		if e.decide(walk, entry) {
@@ -43,7 +44,9 @@ func (e *engine) pass() (more bool) {
 		}
 	}
 	walk.End()
-	e.freed = !complete || e.stamp() != before // a reservation was given up on the way
+	// A node that was kept for a run and is not any more may take one that was refused before.
+	more = more || e.stamp() != before
+	e.freed = !complete || more
 	return more
 }
 
@@ -128,6 +131,9 @@ func (e *engine) decide(walk *queue.Pass, entry queue.Entry) bool {
 	c := t.class
 	// 1. Eligible at all.
 	if e.stillRefused(c) && (c.refused.scope != byWorld || entry.Slots == 1) || e.held(c) {
+		if c.refused.scope != bySession && c.refused.scope != byWorld {
+			e.world.GiveUp(&c.request) // or a node would stay empty for what may not start
+		}
 		if c.refused.scope == byTenant {
 			walk.BlockTenant(entry.Tenant)
 		} else {
@@ -278,7 +284,6 @@ func (e *engine) waitOver(t *task) {
 		p.tenant.gap.moved(e.now, p.tenant.queued > 0)
 	case t.state == parked:
 		e.unparked(t)
-		e.forget(t.class)
 	case t.state == backoff:
 		p.settle(e.now)
 		p.meter.backoff--
@@ -294,7 +299,7 @@ func (e *engine) waitOver(t *task) {
 		p.expired++
 	}
 	p.failed++
-	e.tasks.put(t)
+	e.gone(t)
 }
 
 // ended is the end of an attempt: the run's, or a backoff.
@@ -337,8 +342,7 @@ func (e *engine) ended(t *task) {
 	default:
 		p.failed++
 	}
-	e.tasks.put(t)
-	e.forget(c)
+	e.gone(t)
 }
 
 // retries asks the policy about a failed attempt and reports whether the run goes on.
@@ -362,7 +366,6 @@ func (e *engine) retries(t *task, o outcome) bool {
 	if v.Due < e.end {
 		e.events.push(event{at: v.Due, task: t, gen: t.gen, kind: backoffEnds})
 	}
-	e.forget(t.class)
 	return true
 }
 

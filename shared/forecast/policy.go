@@ -63,6 +63,7 @@ type class struct {
 	key     queue.Class
 	pair    *pair
 	session string
+	runs    int  // that have not ended
 	busy    bool // the session has a run in progress
 	queued  int
 	parked  []*task // unschedulable

@@ -47,10 +47,11 @@ type placed struct {
 }
 
 type reservation struct {
-	run  string
-	use  Usage
-	node *Node
-	free run.Instant // when the node was expected to have room
+	run   string
+	class uint64 // of the run: any run of it may take the node
+	use   Usage
+	node  *Node
+	free  run.Instant // when the node was expected to have room
 }
 
 // NodeName is the name of a target's worker, or of the target itself when worker is "".

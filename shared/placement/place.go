@@ -15,8 +15,8 @@ func (p *Profile) Place(w *World, r *Request) Decision {
 	c := &w.cache
 	c.serve(p, w)
 	v, m := c.view(w, r), c.mask(w, r)
-	own := w.reserved[r.Run.ID]
-	common := own == nil && len(p.Room) == 0 && m.covers(v)
+	own := w.keptFor(r)
+	common := len(own) == 0 && len(p.Room) == 0 && m.covers(v)
 	if common && v.fullAt == w.stamp {
 		return v.full
 	}
@@ -39,10 +39,10 @@ func (p *Profile) Place(w *World, r *Request) Decision {
 			}
 		}
 	}
-	// 3. The node that is kept free for this run alone.
-	if own != nil {
-		i := own.node.at
-		if v.feasible.has(i) && m.feasible.has(i) && p.hasRoom(w, r, own.node, use) {
+	// 3. The nodes that are kept free for runs of its class.
+	for _, kept := range own {
+		i := kept.node.at
+		if v.feasible.has(i) && m.feasible.has(i) && p.hasRoom(w, r, kept.node, use) {
 			best.add(v.fixed[i]+v.own[i]+c.load[i], i)
 		}
 	}
@@ -109,7 +109,7 @@ func (p *Profile) hasRoom(w *World, r *Request, n *Node, use Usage) bool {
 	return n.room(use, n.heldFor(r)) == "" && (len(p.Room) == 0 || first(p.Room, w, r, n).Feasible())
 }
 
-func (n *Node) heldFor(r *Request) bool { return n.reserved != nil && n.reserved.run == r.Run.ID }
+func (n *Node) heldFor(r *Request) bool { return n.reserved != nil && n.reserved.class == ClassKey(r) }
 
 // ranking keeps the best nodes, the higher score first and then the lower index, which is the smaller name.
 type ranking struct {
@@ -191,7 +191,7 @@ func (p *Profile) noCapacity(w *World, r *Request, v *view, m *mask, fit int) De
 	c, use := &w.cache, needs(r)
 	var count tallies
 	asked := v.feasible
-	if use.Slots == 1 && w.reserved[r.Run.ID] == nil && len(p.Room) == 0 {
+	if use.Slots == 1 && len(w.keptFor(r)) == 0 && len(p.Room) == 0 {
 		for kind := open + 1; kind < closedKinds; kind++ {
 			count[kind.reason().code()] = c.closedTally(w, v, m, kind)
 		}

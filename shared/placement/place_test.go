@@ -244,6 +244,32 @@ func TestReservations(t *testing.T) {
 			t.Errorf("after it was placed: %v", w.Reservations())
 		}
 	})
+	t.Run("it is for whichever run of the class comes first", func(t *testing.T) {
+		w, p := worldOf(testTarget("a")), Default()
+		w.Assume("a", testRequest("1", small), 10)
+		p.Reserve(w, testRequest("B", big(4)))
+		w.Release("1")
+		first := testRequest("first", big(4)) // submitted later, with a higher priority
+		d := p.Place(w, first)
+		if d.Node != "a" {
+			t.Fatalf("a run of the same class: %s, %s", d.Outcome, d.Message())
+		}
+		w.Assume(d.Node, first, 0)
+		if len(w.Reservations()) != 0 {
+			t.Errorf("after it was placed: %v", w.Reservations())
+		}
+		if node, _, ok := p.Reserve(w, testRequest("B", big(4))); node != "a" || !ok {
+			t.Errorf("the run behind it gets %q reserved, want a again", node)
+		}
+		w.Assume("a", first, 20) // known to be there: that takes nothing from the run behind it
+		if len(w.Reservations()) != 1 {
+			t.Errorf("after the first was assumed again: %v", w.Reservations())
+		}
+		w.GiveUp(testRequest("other", big(4)))
+		if len(w.Reservations()) != 0 {
+			t.Errorf("after the class gave up: %v", w.Reservations())
+		}
+	})
 	t.Run("at most half of the nodes, but one", func(t *testing.T) {
 		for nodes, want := range map[int]int{1: 1, 2: 1, 3: 1, 7: 3} {
 			w, p := NewWorld(), Default()

@@ -9,11 +9,13 @@ import (
 
 // Reserve keeps a node free for one run until it is placed: a run that needs several slots and was passed over too long.
 // It takes the node that fits the request and will have room first, as far as the ends of runs are known, and returns
-// its name and when that was expected to be (0: it had room or nobody knew). Nothing else is placed on the node meanwhile.
+// its name and when that was expected to be (0: it had room or nobody knew). Nothing else is placed on the node
+// meanwhile, save for runs of the same class: they come in an order of their own, and whichever is first must not wait
+// for a node that is kept for one behind it.
 //
-// A run has one reservation: to ask again keeps it, as long as the node still fits. It ends with Assume of the run, with
-// Unreserve, or when the node leaves. At most half of the nodes (but one in any case) are reserved at a time; beyond
-// that, and when no node fits, the result is false.
+// A run has one reservation: to ask again keeps it, as long as the node still fits. It ends with Assume of the run, or
+// of another of its class on that node, with Unreserve or GiveUp, or when the node leaves. At most half of the nodes (but
+// one in any case) are reserved at a time; beyond that, and when no node fits, the result is false.
 func (p *Profile) Reserve(w *World, r *Request) (node string, free run.Instant, ok bool) {
 	// 1. The nodes that fit.
 	if _, refused := p.access(w, r); refused {
@@ -58,7 +60,7 @@ func (p *Profile) Reserve(w *World, r *Request) (node string, free run.Instant, 
 	if !known {
 		free = 0
 	}
-	w.reserve(best, &reservation{run: r.Run.ID, use: use, node: best, free: free})
+	w.reserve(best, &reservation{run: r.Run.ID, class: ClassKey(r), use: use, node: best, free: free})
 	return best.name, free, true
 }
 
@@ -69,11 +71,32 @@ func (w *World) Unreserve(id string) {
 		return
 	}
 	delete(w.reserved, id)
+	if list := w.kept[own.class]; len(list) == 1 {
+		delete(w.kept, own.class)
+	} else {
+		i := slices.Index(list, own)
+		w.kept[own.class] = slices.Delete(list, i, i+1)
+	}
 	n := own.node
 	n.reserved = nil
 	n.site.held = n.site.held.minus(own.use)
 	w.gen.Capacity++
 	w.refresh(n, "")
+}
+
+// GiveUp gives up the reservations of all runs of the request's class, because none of them may start now.
+func (w *World) GiveUp(r *Request) {
+	for list := w.keptFor(r); len(list) > 0; list = w.keptFor(r) {
+		w.Unreserve(list[0].run)
+	}
+}
+
+// keptFor lists the reservations of runs of the request's class.
+func (w *World) keptFor(r *Request) []*reservation {
+	if len(w.reserved) == 0 {
+		return nil
+	}
+	return w.kept[ClassKey(r)]
 }
 
 // Reservation is a node that is kept free for a run.
@@ -93,6 +116,7 @@ func (w *World) Reservations() []Reservation {
 func (w *World) reserve(n *Node, r *reservation) {
 	n.reserved = r
 	w.reserved[r.run] = r
+	w.kept[r.class] = append(w.kept[r.class], r)
 	n.site.held = n.site.held.plus(r.use)
 	w.refresh(n, "")
 }

@@ -21,7 +21,8 @@ type World struct {
 	order    []*Node          // listed ones by name
 	sites    map[string]*site
 	runs     map[string]*placed
-	reserved map[string]*reservation // by run
+	reserved map[string]*reservation   // by run
+	kept     map[uint64][]*reservation // likewise, by class
 	gen      Generation
 	stamp    uint64   // rises with every change of any kind
 	log      []change // the last changes of order; log[len-1] led to gen.Fleet
@@ -52,7 +53,7 @@ const maxWarm = 256
 // NewWorld returns a World without nodes.
 func NewWorld() *World {
 	return &World{
-		nodes: map[string]*Node{}, sites: map[string]*site{}, runs: map[string]*placed{}, reserved: map[string]*reservation{},
+		nodes: map[string]*Node{}, sites: map[string]*site{}, runs: map[string]*placed{}, reserved: map[string]*reservation{}, kept: map[uint64][]*reservation{},
 		stamp: 1,
 	}
 }
@@ -107,14 +108,21 @@ func (w *World) RemoveNode(name string) {
 // 0 when nobody knows. A run is on one node: on another node before, it is moved. It never refuses: a fact that exceeds
 // the capacity is still a fact.
 func (w *World) Assume(node string, r *Request, ends run.Instant) {
-	if _, elsewhere := w.runs[r.Run.ID]; elsewhere {
+	w.Unreserve(r.Run.ID)
+	if known := w.runs[r.Run.ID]; known != nil {
+		if known.node.name == node && known.use == needs(r) {
+			known.ends = ends // what a pass assumed is so
+			return
+		}
 		w.Release(r.Run.ID)
 	}
-	w.Unreserve(r.Run.ID)
 	n := w.nodes[node]
 	if n == nil {
 		target, worker, _ := strings.Cut(node, "/")
 		n = w.newNode(node, &fleet.Target{Meta: fleet.Meta{Name: target}}, worker)
+	}
+	if n.heldFor(r) { // for another run of its class, which waits on
+		w.Unreserve(n.reserved.run)
 	}
 	p := &placed{id: r.Run.ID, agent: r.Run.Agent, tenant: r.Run.Tenant, use: needs(r), ends: ends, node: n, at: len(n.runs)}
 	w.runs[p.id] = p
