@@ -86,7 +86,10 @@ func (d *declarations) list(kind string) []*declaration {
 
 // loadDeclarations brings memory in line with what the store says is declared.
 func (p *Plane) loadDeclarations(ctx context.Context) error {
-	// 1. What is there.
+	// 1. What is there; what is known in that form is not decoded again.
+	p.declared.mu.RLock()
+	known := maps.Clone(p.declared.current)
+	p.declared.mu.RUnlock()
 	found := make(map[string]*declaration)
 	after := ""
 	for {
@@ -95,7 +98,7 @@ func (p *Plane) loadDeclarations(ctx context.Context) error {
 			return fmt.Errorf("read the declared fleet: %w", err)
 		}
 		for _, doc := range docs {
-			x, err := decodeDeclaration(doc)
+			x, err := decodeDeclaration(doc, known[doc.ID])
 			if err != nil {
 				return err
 			}
@@ -112,7 +115,7 @@ func (p *Plane) loadDeclarations(ctx context.Context) error {
 		switch x := found[id]; {
 		case x == nil:
 			removed = append(removed, cur)
-		case x.revision == cur.revision && x.updatedAt == cur.updatedAt:
+		case x == cur:
 			delete(found, id)
 		}
 	}
@@ -145,10 +148,14 @@ func (p *Plane) caughtUp(ctx context.Context) bool {
 	return true
 }
 
-func decodeDeclaration(doc store.Doc) (*declaration, error) {
+// decodeDeclaration reads a declaration's document; known is given back if that is what it says.
+func decodeDeclaration(doc store.Doc, known *declaration) (*declaration, error) {
 	var s stored
 	if err := json.Unmarshal(doc.Body, &s); err != nil {
 		return nil, fmt.Errorf("decode declared object %s: %w", doc.ID, err)
+	}
+	if known != nil && known.revision == doc.Version && known.updatedAt == s.UpdatedAt {
+		return known, nil
 	}
 	obj, err := fleet.Decode(s.Object)
 	if err != nil {
@@ -230,7 +237,7 @@ func (p *Plane) agentAt(ctx context.Context, name string, revision int64) (*decl
 	if err != nil {
 		return nil, fmt.Errorf("read agent %s in revision %d: %w", name, revision, err)
 	}
-	x, err := decodeDeclaration(doc)
+	x, err := decodeDeclaration(doc, nil)
 	if err != nil {
 		return nil, err
 	}
