@@ -20,7 +20,7 @@ SEEDS    ?= 2000
 fuzz_targets = grep -rno --include='*_test.go' '^func Fuzz[A-Za-z0-9_]*' . | sed -E 's|^(.*)/[^/]*:[0-9]+:func (.*)$$|\1 \2|' | sort
 
 .DEFAULT_GOAL := help
-.PHONY: help build run test race sim fuzz chaos bench cost lint format generate current vet verify clean
+.PHONY: help build run test race sim mutations fuzz chaos bench cost lint format generate current vet verify clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ race: ## Run every test three times with the race detector, in random order
 
 sim: ## Simulate SEEDS=2000 seeds from SEED on, and check every write
 	ERRAND_SIM_SEED=$(SEED) ERRAND_SIM_SEEDS=$(SEEDS) $(GO) test -count 1 -timeout 60m -run TestSeeds -v ./shared/sim
+
+mutations: ## Break the control plane in each way of a table, and see that seeds find it
+	ERRAND_SIM_MUTATIONS=$(or $(ONLY),all) $(GO) test -count 1 -timeout 90m -run 'TestMutations$$' -v ./shared/sim
 
 fuzz: ## Fuzz each decoder in turn, FUZZTIME=60s each
 	@set -euo pipefail; \

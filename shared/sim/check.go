@@ -36,16 +36,23 @@ func (l *ledger) wroteRun(p *process, d *store.Write) {
 		l.happened(k, d.ID, e, rec)
 		if e.Type == run.EvAssigned {
 			k.rec = k.folded
-			l.placed(p, k)
+			l.placed(p, k, len(events) > 2 && events[0].Type == run.EvSubmitted && events[len(events)-1].Type == run.EvStarted)
 		}
 	}
 	// 2. The history folds to the record.
 	folded := *k.folded
 	folded.Tail = rec.Tail
-	if !bytes.Equal(run.Encode(&folded), run.Encode(rec)) {
+	if a := run.Encode(&folded); !bytes.Equal(a, d.Body) && !bytes.Equal(a, run.Encode(rec)) {
 		w.fail("a history folds to its record", "run %s:\n%+v\n%+v", d.ID, &folded, rec)
 	}
 	k.rec = rec
+	if w.temper.fair {
+		state := run.State("")
+		if before != nil {
+			state = before.State
+		}
+		l.shared(k, state, events)
+	}
 	// 3. What it is found by.
 	x := d.Index
 	switch {
@@ -81,6 +88,10 @@ func (l *ledger) happened(k *known, id string, e *run.Event, rec *run.Record) {
 		w.fail("time never runs backwards in a history", "run %s: %s at %d after %d", id, e.Type, e.At, k.events[n-1].At)
 	}
 	k.events = append(k.events, *e)
+	w.saw("event " + string(e.Type))
+	if e.Type == run.EvFailed {
+		w.saw("run failed with " + string(e.Reason))
+	}
 	if k.folded == nil {
 		k.folded = run.New(rec.Spec, *e)
 		k.folded.Tail = nil
@@ -109,9 +120,14 @@ func (l *ledger) happened(k *known, id string, e *run.Event, rec *run.Record) {
 }
 
 // placed checks an assignment as it is written: to a target that could take it, within every bound.
-func (l *ledger) placed(p *process, k *known) {
+// One that began by itself is not placed, but a fact.
+func (l *ledger) placed(p *process, k *known, begun bool) {
 	w, r := l.w, k.rec
-	k.placedBy, k.placedAt, k.boot = p.name, l.writes, p.boots
+	k.placedBy, k.placedAt, k.boot, k.liveAt = p.name, l.writes, p.boots, w.passed
+	if begun {
+		k.unheard = w.temper.two && l.stray(p)
+		return
+	}
 	cur := r.Current()
 	agent := w.fleet.agents[revisionOf(r)]
 	if agent == nil {
@@ -184,14 +200,14 @@ func (l *ledger) placed(p *process, k *known) {
 	case turns > 1:
 		w.fail("the turns of a session come one by one", "run %s of session %s", r.ID, r.Session)
 	}
-	if w.temper.two {
-		return // what the other process has declared may not be known here
-	}
-	if t := w.fleet.tenants[r.Tenant]; t != nil && t.Quota.Running > 0 && ofTenant > t.Quota.Running {
-		w.fail("no tenant is above its quota", "run %s makes %d of %d for %s", r.ID, ofTenant, t.Quota.Running, r.Tenant)
+	if most := w.fleet.quota(r.Tenant, l.led, w.temper.two); most > 0 && ofTenant > most {
+		w.fail("no tenant is above its quota", "run %s makes %d of %d for %s", r.ID, ofTenant, most, r.Tenant)
 	}
 	if agent.Concurrency.Max > 0 && ofAgent > agent.Concurrency.Max {
 		w.fail("no agent is above its concurrency", "run %s makes %d of %s", r.ID, ofAgent, r.Agent)
+	}
+	if w.temper.two {
+		return // what the other process has declared may not be known here
 	}
 	if w.fleet.paused[r.Agent] {
 		w.fail("a paused agent starts nothing", "run %s of %s", r.ID, r.Agent)
@@ -224,7 +240,39 @@ func (l *ledger) settled(p *process) {
 	if w.temper.two || !p.leads() {
 		return
 	}
-	// 1. Its counts are what the records say: slots are derived, nothing is counted twice or left behind.
+	// 1. Its counts are what the records say, looked at now and then: what is wrong there stays wrong.
+	if l.looks++; l.looks%4 == 0 || w.healing {
+		l.derived(p)
+	}
+	l.silent(p)
+	// 2. Nothing is overdue, unless a fault has made the process try again in a moment.
+	if p.set || w.passed-p.store.met < 5*time.Second && p.store.met > 0 {
+		return
+	}
+	now := p.now()
+	for _, id := range l.order {
+		k := l.runs[id]
+		if k == nil {
+			continue
+		}
+		due := k.rec.WakeAt()
+		switch k.rec.State {
+		case run.Queued:
+			due = run.Earliest(k.rec.Due, k.rec.Deadline)
+		case run.Unschedulable:
+			due = k.rec.Deadline
+		case run.Succeeded, run.Failed, run.Canceled:
+			due = 0 // removal is nobody's hurry, and waits for what came of the run
+		}
+		if due != 0 && due.Add(2*time.Second) < now {
+			w.fail("what is due is done", "run %s is %s, due %s ago", id, k.rec.State, now.Sub(due))
+		}
+	}
+}
+
+// derived: slots are derived, nothing is counted twice or left behind.
+func (l *ledger) derived(p *process) {
+	w := l.w
 	queued, live := map[string]int{}, map[string]int{}
 	onTarget := map[string]int{}
 	for _, k := range l.runs {
@@ -254,27 +302,24 @@ func (l *ledger) settled(p *process) {
 			w.fail("the index says what the records say", "target %s: %d live, records say %d", name, t.Running, onTarget[name])
 		}
 	}
-	// 2. Nothing is overdue, unless a fault has made the process try again in a moment.
-	if w.passed-p.store.met < 5*time.Second && p.store.met > 0 {
-		return
-	}
-	now := p.now()
-	for _, id := range l.order {
-		k := l.runs[id]
-		if k == nil {
+}
+
+// silent: a worker that says nothing for its lease has lost its runs. With a renewal every third of it, that is within
+// 20 seconds of its end.
+func (l *ledger) silent(p *process) {
+	w := l.w
+	for _, k := range l.runs {
+		if !k.rec.Live() {
 			continue
 		}
-		due := k.rec.WakeAt()
-		switch k.rec.State {
-		case run.Queued:
-			due = run.Earliest(k.rec.Due, k.rec.Deadline)
-		case run.Unschedulable:
-			due = k.rec.Deadline
-		case run.Succeeded, run.Failed, run.Canceled:
-			due = 0 // removal is nobody's hurry, and waits for what came of the run
+		cur := k.rec.Current()
+		_, id := targetOfNode(cur.Node)
+		if id == "" || cur.Worker == "" {
+			continue
 		}
-		if due != 0 && due.Add(2*time.Second) < now {
-			w.fail("what is due is done", "run %s is %s, due %s ago", id, k.rec.State, now.Sub(due))
+		last := max(p.heard[id].at, p.lastWord[id], p.upAt, p.calmAt, k.liveAt)
+		if w.passed-last > workerLease+time.Second {
+			w.fail("a worker that vanished loses its runs", "run %s is %s on %s, which said its last word %s ago", k.rec.ID, k.rec.State, cur.Node, w.passed-last)
 		}
 	}
 }

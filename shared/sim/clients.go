@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -17,22 +18,36 @@ type submission struct {
 	heard   bool
 }
 
-// opStep and opSettle also bring a process back that is down.
+// opStep and opSettle also bring a process back that is down. opStep makes a pass that nothing asked for; opSettle
+// makes those that the product's own loop would make now, and often that is none.
 func (w *world) opStep(r *rng) {
 	p := w.procs[r.n(len(w.procs))]
 	if p.down {
-		p.boot()
+		p.bootIf(r)
 		return
 	}
-	w.on(p, func() { p.plane.Step(w.ctx, p.now()) })
+	w.on(p, func() {
+		if more := p.plane.Step(w.ctx, p.now()); more {
+			p.sleepsTo = w.passed
+		} else {
+			p.sleep()
+		}
+	})
 }
 
 func (w *world) opSettle(r *rng) {
 	p := w.procs[r.n(len(w.procs))]
 	if p.down {
-		p.boot()
+		p.bootIf(r)
 	}
 	p.settle()
+}
+
+// bootIf starts the process; while its store is out of reach, whoever starts it mostly waits.
+func (p *process) bootIf(r *rng) {
+	if p.w.passed >= p.store.out || r.oneIn(6) {
+		p.boot()
+	}
 }
 
 func (w *world) advance(d time.Duration) {
@@ -61,6 +76,8 @@ func (w *world) opSkew(r *rng) {
 		most = wildSkew
 	}
 	p.offset = time.Duration(r.n(int(2*most/time.Millisecond)))*time.Millisecond - most
+	p.set = true
+	w.saw("clock set")
 	w.say("the clock of process %s is off by %s", p.name, p.offset)
 }
 
@@ -69,16 +86,20 @@ var tenants = []string{"t0", "t1", "t2"}
 func (w *world) opSubmit(r *rng) { w.submit(r, pick(r, tenants)) }
 
 func (w *world) opFlood(r *rng) {
+	tenant := "t2"
+	if w.temper.fair {
+		tenant = pick(r, tenants)
+	}
 	for range 6 {
-		w.submit(r, "t2")
+		w.submit(r, tenant)
 	}
 }
 
 func (w *world) submit(r *rng, tenant string) {
 	s := &submission{Submission: control.Submission{
-		Tenant: tenant, Agent: pick(r, w.agentsToAsk()), Input: json.RawMessage(fmt.Sprintf(`{"n":%d}`, r.n(2))), Actor: "client",
+		Tenant: tenant, Agent: w.agentToAsk(r), Input: json.RawMessage(fmt.Sprintf(`{"n":%d}`, r.n(2))), Actor: "client",
 	}}
-	if r.oneIn(3) {
+	if r.oneIn(3) && !w.temper.fair { // a known key takes a turn, and gives it back when it is written
 		s.Key = fmt.Sprint("k", r.n(4))
 	}
 	p := w.door(r)
@@ -92,12 +113,22 @@ func (w *world) submit(r *rng, tenant string) {
 		s.Deadline = p.now().Add(time.Duration(150+r.n(600)) * time.Second).Time()
 	}
 	if s.Agent == "chat" {
-		s.Session = fmt.Sprint("s", r.n(2))
+		if s.Session = "s" + tenant[1:]; r.oneIn(4) {
+			s.Session = "s0" // the name of another tenant's
+		}
 	}
-	if len(w.ledger.runs)+w.ledger.purged+len(p.waiting) >= maxRuns {
+	if len(w.ledger.order)+len(p.waiting) >= w.maxRuns() {
 		return
 	}
 	w.post(r, "submit", func(heard bool) { w.enter(p, s, heard) })
+}
+
+// maxRuns bounds the runs of a world; it takes more of them to see shares.
+func (w *world) maxRuns() int {
+	if w.temper.fair {
+		return 2 * maxRuns
+	}
+	return maxRuns
 }
 
 // enter hands a submission in; the answer comes now or with a later pass.
@@ -148,11 +179,20 @@ func (w *world) onRun(r *rng, what string, act func(p *process, id string) (*run
 	p := w.door(r)
 	w.post(r, what+" "+id, func(heard bool) {
 		w.on(p, func() {
+			hangs := p.hangs
 			rec, err := act(p, id)
 			w.say("%s %s: %s", what, id, outcomeOf(rec, err))
 			w.ledger.checkAnswer(what, err)
-			if err == nil && rec == nil {
+			if err != nil {
+				return
+			}
+			w.saw(what + " that was acknowledged")
+			k := w.ledger.runs[id]
+			switch {
+			case rec == nil:
 				w.fail("answers are whole", "%s %s gave neither a run nor an error", what, id)
+			case k != nil && rec.Seq != k.rec.Seq && p.hangs == hangs:
+				w.fail("answers are of now", "%s %s is answered with version %d of %d, %s", what, id, rec.Seq, k.rec.Seq, rec.State)
 			}
 		})
 	})
@@ -204,9 +244,45 @@ func (w *world) opScore(r *rng) {
 	})
 }
 
+// opBegin: a program was called directly and registers its run under its own name.
+func (w *world) opBegin(r *rng) {
+	if len(w.ledger.order) >= maxRuns {
+		return
+	}
+	p := w.door(r)
+	b := control.Beginning{Worker: fmt.Sprint("direct", w.serial), Submission: control.Submission{
+		Tenant: pick(r, tenants), Agent: w.agentToAsk(r), Input: json.RawMessage(fmt.Sprintf(`{"n":%d}`, r.n(2))), Actor: "client",
+	}}
+	if r.oneIn(3) {
+		b.Key = fmt.Sprint("k", r.n(4))
+	}
+	w.serial++
+	x := &worker{id: b.Worker, agents: []string{b.Agent}, slots: 1}
+	w.workers = append(w.workers, x)
+	w.post(r, "begin of "+b.Worker, func(heard bool) {
+		w.on(p, func() {
+			p.heard[x.id] = hearing{agents: x.agents, slots: 1, at: w.passed}
+			a, err := p.plane.Begin(w.ctx, b)
+			w.say("%s begins a run of %s: %s, %v", b.Worker, b.Agent, a.ID(), err)
+			w.ledger.checkAnswer("begin a run", err)
+			if err != nil {
+				return
+			}
+			w.saw("run begun directly")
+			w.ledger.handed(p, x, &a)
+			if k := w.ledger.runs[a.Run]; k.rec.Tenant != b.Tenant || k.rec.Agent != b.Agent || !bytes.Equal(k.rec.Input.Inline, b.Input) {
+				w.fail("what is acknowledged is what was asked", "run %s is of %s for %s", a.Run, k.rec.Agent, k.rec.Tenant)
+			}
+			if heard && !x.vanished {
+				x.holds = append(x.holds, &attempt{Assignment: a, worker: x})
+			}
+		})
+	})
+}
+
 func (w *world) opRetry(r *rng) {
 	id, ok := w.anyRun(r)
-	if !ok || len(w.ledger.runs)+w.ledger.purged >= maxRuns {
+	if !ok || len(w.ledger.order) >= maxRuns {
 		return
 	}
 	p := w.door(r)

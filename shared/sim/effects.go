@@ -68,6 +68,7 @@ func (o *outside) happens(d deed) {
 	before, _ := o.happened(d.receipt)
 	o.w.say("OUTSIDE: %s by %s", d.receipt, d.attempt)
 	o.w.mixText(d.receipt + d.attempt)
+	o.w.saw("effect: performed outside")
 	if before && !d.repeatable {
 		o.w.fail("an effect is performed at most once", "receipt %s, again by attempt %s", d.receipt, d.attempt)
 	}
@@ -95,7 +96,7 @@ func (w *world) act(a *attempt, r *rng) {
 	c := a.call
 	switch {
 	case c == nil:
-		a.call = &call{name: fmt.Sprint("mail", r.n(2)), nonce: fmt.Sprintf("%x", r.next())}
+		a.call = &call{name: fmt.Sprint("mail", a.calls%2), nonce: fmt.Sprintf("%x", r.next())}
 		w.begin(a, r)
 	case !c.may:
 		w.begin(a, r)
@@ -129,6 +130,7 @@ func (w *world) begin(a *attempt, r *rng) {
 	w.tell(a, r, "begin", func(heard bool) {
 		w.on(p, func() {
 			held := w.ledger.holds(a.Run, a.N)
+			p.hears(a.worker)
 			done := w.ledger.asks(p, a.Run, a.N)
 			ans, err := p.plane.BeginEffect(w.ctx, b)
 			done()
@@ -137,6 +139,7 @@ func (w *world) begin(a *attempt, r *rng) {
 			}
 			w.say("%s begins %s: %s %v", a.ID(), c.name, ans.Answer, err)
 			w.ledger.checkAnswer("begin", err)
+			w.saw("effect: begin is answered " + ans.Answer)
 			if err == nil {
 				w.ledger.begun(a, &ans)
 			}
@@ -156,7 +159,7 @@ func (w *world) begin(a *attempt, r *rng) {
 				if _, value := w.outside.happened(ans.ID); string(value) != string(ans.Value) && a.Agent.Effects.OnUnknown != fleet.UnknownRepeat {
 					w.fail("a done effect gives its result", "%s is told %s, the outside said %s", a.ID(), ans.Value, value)
 				}
-				a.call = nil
+				a.call, a.calls = nil, a.calls+1
 			case run.BeginUnknown:
 				w.unknown(a, c, r)
 			}
@@ -196,11 +199,15 @@ func (w *world) end(a *attempt, r *rng, e control.EffectEnd) {
 	}
 	w.tell(a, r, "end of effect", func(heard bool) {
 		w.on(p, func() {
+			p.hears(a.worker)
 			done := w.ledger.asks(p, a.Run, a.N)
 			res, err := p.plane.EndEffect(w.ctx, e)
 			done()
 			w.say("%s ends %s (abandon %t): %v", a.ID(), c.name, e.Abandon, err)
 			w.ledger.checkAnswer("end effect", err)
+			if errors.Is(err, run.ErrFenced) {
+				w.saw("effect: end of a fenced attempt refused")
+			}
 			if err == nil && !e.Abandon && w.ledger.receipts[c.id].State != run.ReceiptDone {
 				w.fail("a committed effect is on record", "receipt %s is %s", c.id, w.ledger.receipts[c.id].State)
 			}
@@ -212,7 +219,9 @@ func (w *world) end(a *attempt, r *rng, e control.EffectEnd) {
 				return
 			}
 			a.stop = a.stop || res.Cancel
-			a.call = nil
+			if a.call = nil; !e.Abandon {
+				a.calls++
+			}
 		})
 	})
 }

@@ -28,13 +28,22 @@ const (
 	commitFaults
 )
 
+func (f commitFault) String() string {
+	return [...]string{
+		noFault: "none", failBefore: "failed, not written", failAfter: "failed, written", failSome: "failed, some written",
+		crashBefore: "crash before", crashAfter: "crash after", contention: "conflict", pauseBefore: "hang before", pauseAfter: "hang after",
+	}[f]
+}
+
 // faulty is the store as one process sees it.
 type faulty struct {
 	store.Store
 	p     *process
 	fault commitFault
-	times int // commits that meet the fault
-	reads int // reads that fail from now on
+	times int           // commits that meet the fault
+	skips int           // reads that come through before reads fail
+	reads int           // reads that fail then
+	out   time.Duration // until then nothing is answered
 	roll  uint64
 	met   time.Duration // when a fault was met last
 	mets  int           // how many were met
@@ -43,7 +52,12 @@ type faulty struct {
 func (s *faulty) Exclusive() bool { return !s.p.w.temper.two }
 
 func (s *faulty) take() commitFault {
-	if s.times == 0 || s.p.w.healing {
+	switch {
+	case s.p.w.healing:
+		return noFault
+	case s.p.w.passed < s.out:
+		return failBefore
+	case s.times == 0:
 		return noFault
 	}
 	s.times--
@@ -54,7 +68,8 @@ func (s *faulty) Commit(ctx context.Context, units []store.Unit) []error {
 	w, f := s.p.w, s.take()
 	if f != noFault {
 		s.met, s.mets = max(w.passed, 1), s.mets+1
-		w.say("commit of %d units by process %s meets fault %d", len(units), s.p.name, f)
+		w.say("commit of %d units by process %s meets a fault: %s", len(units), s.p.name, f)
+		w.saw("commit that met a fault: " + f.String())
 	}
 	errs := make([]error, len(units))
 	switch f {
@@ -76,10 +91,12 @@ func (s *faulty) Commit(ctx context.Context, units []store.Unit) []error {
 			}
 		}
 	case pauseBefore:
-		if len(units) > 0 && len(units[0].Fences) > 0 { // a write beside a run: a person is faster about the run itself
+		if a := w.ledger.asking[s.p]; a.run != "" && !writesRun(&units[0]) {
+			// An attempt writes beside its run: a person is faster about the run itself.
 			done := w.ledger.asks(s.p, "", 0)
-			w.on(s.p, func() { _, _ = s.p.plane.Suspend(ctx, units[0].Fences[0].Run, "client") }) // also a refusal is fine
+			w.on(s.p, func() { _, _ = s.p.plane.Suspend(ctx, a.run, "client") }) // also a refusal is fine
 			done()
+			w.saw("person who was faster than a write beside a run")
 		}
 		s.pause()
 	}
@@ -114,6 +131,15 @@ func (s *faulty) Commit(ctx context.Context, units []store.Unit) []error {
 	return errs
 }
 
+func writesRun(u *store.Unit) bool {
+	for i := range u.Writes {
+		if u.Writes[i].Kind == store.KindRun {
+			return true
+		}
+	}
+	return false
+}
+
 // contended is a conflict for a unit that changes a run, and nothing for others.
 func contended(u *store.Unit) error {
 	for i := range u.Writes {
@@ -139,6 +165,7 @@ func (s *faulty) unlucky(u *store.Unit, bit uint64) bool {
 func (s *faulty) pause() {
 	w := s.p.w
 	s.p.hung = true
+	s.p.hangs++
 	defer func() { s.p.hung = false }()
 	r := rng(s.roll)
 	for range 1 + r.n(4) {
@@ -156,12 +183,22 @@ func (s *faulty) pause() {
 }
 
 func (s *faulty) read() error {
-	if s.reads == 0 || s.p.w.healing {
+	w := s.p.w
+	switch {
+	case w.healing:
 		return nil
+	case w.passed < s.out:
+	case s.reads == 0:
+		return nil
+	case s.skips > 0:
+		s.skips--
+		return nil
+	default:
+		s.reads--
 	}
-	s.reads--
-	s.met, s.mets = max(s.p.w.passed, 1), s.mets+1
-	s.p.w.say("a read by process %s fails", s.p.name)
+	s.met, s.mets = max(w.passed, 1), s.mets+1
+	w.say("a read by process %s fails", s.p.name)
+	w.saw("read that failed")
 	return fmt.Errorf("read: %w", errUnknown)
 }
 
@@ -225,7 +262,16 @@ func (w *world) opCommitFault(r *rng) {
 }
 
 func (w *world) opReadFault(r *rng) {
-	w.procs[r.n(len(w.procs))].store.reads = 1 + r.n(3)
+	s := w.procs[r.n(len(w.procs))].store
+	s.skips, s.reads = r.n(6), 1+r.n(3)
+}
+
+// opOutage: what a process asks its store fails until it is over, and that takes up to a minute.
+func (w *world) opOutage(r *rng) {
+	p := w.procs[r.n(len(w.procs))]
+	p.store.out = w.passed + time.Duration(1+r.n(60))*time.Second
+	w.say("process %s cannot reach its store until %s", p.name, p.store.out)
+	w.saw("outage")
 }
 
 func (w *world) opStartFault(r *rng) {

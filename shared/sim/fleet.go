@@ -14,6 +14,29 @@ type declared struct {
 	tenants map[string]*fleet.Tenant
 	agents  map[string]*fleet.Agent // by NAME@REVISION
 	paused  map[string]bool
+	quotas  map[string][]quota // by tenant, in the order in which they came
+}
+
+// quota is how many runs of a tenant may run from the so-manieth write on; 0 for any number.
+type quota struct{ from, most int }
+
+// quota is what binds a process that leads since a write: the newest, or where another process may have declared it
+// unheard, the widest since then.
+func (d *declared) quota(tenant string, led int, two bool) int {
+	list := d.quotas[tenant]
+	if len(list) == 0 {
+		return 0
+	}
+	widest := list[len(list)-1].most
+	for i := len(list) - 1; two && i >= 0 && widest > 0; i-- {
+		if widest = max(widest, list[i].most); list[i].most == 0 {
+			return 0
+		}
+		if list[i].from <= led {
+			break
+		}
+	}
+	return widest
 }
 
 var pollTargets = []string{"pool-a", "pool-b"}
@@ -37,7 +60,7 @@ func (w *world) target(name string, r *rng) *fleet.Target {
 		}
 		if name == "pool-b" {
 			t.Accelerator = "nvidia-l4"
-			if !w.healing {
+			if !w.healing && !w.temper.fair {
 				t.Tenants = []string{"t0", "t1"}
 			}
 		}
@@ -58,14 +81,12 @@ func (w *world) target(name string, r *rng) *fleet.Target {
 	})
 }
 
-// agentNames are the agents that clients ask for; those with effects come last.
-var agentNames = []string{"plain", "plain", "gpu", "wide", "chat", "capped", "brief", "park", "reconciles", "repeats", "asks", "fails"}
-
-func (w *world) agentsToAsk() []string {
-	if w.temper.effects {
-		return agentNames
+// agentToAsk is one that a client asks for: every third time at least it is the plain one.
+func (w *world) agentToAsk(r *rng) string {
+	if r.oneIn(3) {
+		return "plain"
 	}
-	return agentNames[:8]
+	return pick(r, w.temper.agents)
 }
 
 func (w *world) agent(name string, revision int) *fleet.Agent {
@@ -102,10 +123,12 @@ func (w *world) agent(name string, revision int) *fleet.Agent {
 
 func (w *world) tenant(name string, r *rng) *fleet.Tenant {
 	t := &fleet.Tenant{Meta: fleet.Meta{Name: name}}
-	switch name {
-	case "t1":
+	switch {
+	case w.temper.fair:
+		t.Weight = map[string]int{"t0": 1, "t1": 3, "t2": 2}[name]
+	case name == "t1":
 		t.Weight, t.Quota.Running = 3, 2
-	case "t2":
+	case name == "t2":
 		t.Quota.Queued = 6
 	}
 	if r != nil {
@@ -116,14 +139,10 @@ func (w *world) tenant(name string, r *rng) *fleet.Tenant {
 
 // declareFleet applies what every world begins with, or is healed with.
 func (w *world) declareFleet() {
-	w.fleet = declared{map[string][]*fleet.Target{}, map[string]*fleet.Tenant{}, map[string]*fleet.Agent{}, map[string]bool{}}
+	w.fleet = declared{map[string][]*fleet.Target{}, map[string]*fleet.Tenant{}, map[string]*fleet.Agent{}, map[string]bool{}, map[string][]quota{}}
 	objects := w.wholeFleet()
 	if _, err := w.procs[0].plane.Apply(w.ctx, objects, control.ApplyOptions{Actor: "operator"}); err != nil {
 		w.fail("the fleet is accepted", "%v", err)
-	}
-	for _, p := range w.procs[1:] { // it reads the fleet when it starts
-		p.die()
-		p.boot()
 	}
 }
 
@@ -135,7 +154,7 @@ func (w *world) wholeFleet() []fleet.Object {
 	if !w.temper.two { // processes of a local target belong to the one server of an exclusive store
 		objects = append(objects, w.target(localTarget, nil))
 	}
-	for _, name := range agentNames[1:] {
+	for _, name := range w.temper.agents {
 		objects = append(objects, w.agent(name, 0))
 	}
 	for _, name := range tenants {
@@ -183,11 +202,11 @@ func (w *world) opChangeTenant(r *rng) {
 }
 
 func (w *world) opChangeAgent(r *rng) {
-	w.apply(w.door(r), w.agent(pick(r, w.agentsToAsk()), r.n(10)))
+	w.apply(w.door(r), w.agent(pick(r, w.temper.agents), r.n(10)))
 }
 
 func (w *world) opPauseAgent(r *rng) {
-	p, name, paused := w.door(r), pick(r, w.agentsToAsk()), r.oneIn(3)
+	p, name, paused := w.door(r), pick(r, w.temper.agents), r.oneIn(3)
 	w.on(p, func() {
 		err := p.plane.PauseAgent(w.ctx, name, paused, "operator")
 		w.say("pause %s (%t): %v", name, paused, err)

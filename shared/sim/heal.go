@@ -46,7 +46,7 @@ func (w *world) heal() {
 	}
 	p.settle() // it catches up with what it was in doubt about
 	// 2. A fleet that can take everything, and workers that work.
-	for _, name := range agentNames[1:] {
+	for _, name := range w.temper.agents {
 		w.on(p, func() {
 			if err := p.plane.PauseAgent(w.ctx, name, false, "operator"); err != nil {
 				w.fail("an agent can be resumed", "%s: %v", name, err)
@@ -80,6 +80,9 @@ func (w *world) heal() {
 	w.advance(20 * time.Second)
 	p.settle()
 	w.ledger.closed(p)
+	if len(p.waiting) > 0 {
+		w.fail("every submission is answered", "%d are not", len(p.waiting))
+	}
 }
 
 // survive leaves one process of two. They do not hear of each other's writes, so its lead ends before it goes on, and it
@@ -92,11 +95,12 @@ func (w *world) survive(r *rng) {
 	}
 	w.advance(leadPeriod)
 	if p := w.procs[0]; !p.down {
-		p.store.times, p.store.reads = 0, 0
+		p.store.times, p.store.reads, p.store.out = 0, 0, 0
 		w.on(p, func() { p.plane.Step(w.ctx, p.now()) })
 		w.advance(leadPeriod)
-		p.store.reads = r.n(4)
+		p.store.skips, p.store.reads = r.n(6), r.n(4)
 		w.on(p, func() { p.plane.Step(w.ctx, p.now()) })
+		p.sleep()
 	}
 }
 

@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/errand-run/errand/shared/control"
 	"github.com/errand-run/errand/shared/fleet"
@@ -22,9 +24,14 @@ type ledger struct {
 	receipts map[string]*run.Receipt
 	keys     map[string]promise // by TENANT/KEY
 	asking   map[*process]asked
+	sessions map[string]*session // by key
+	shares   *shares
+	snapping string // the worker whose snapshots are just taken in
+	logged   map[logOf]int
 	leader   string // by the dispatcher lease
 	led      int    // writes when it took the lease
 	writes   int
+	looks    int // at what processes had settled
 }
 
 // known is a run.
@@ -34,9 +41,11 @@ type known struct {
 	events   []run.Event
 	usage    run.Usage // sum of what its attempts reported
 	placedBy string
-	placedAt int // writes then
-	boot     int // of that process then
+	placedAt int           // writes then
+	boot     int           // of that process then
+	liveAt   time.Duration // when it was placed
 	steps    map[string]string
+	unheard  bool // begun at a process that had lost the lead while it hung: the one that leads has not heard of it
 }
 
 // promise is what was acknowledged under a key.
@@ -51,6 +60,7 @@ type asked struct {
 func newLedger(w *world) *ledger {
 	return &ledger{
 		w: w, runs: map[string]*known{}, receipts: map[string]*run.Receipt{}, keys: map[string]promise{}, asking: map[*process]asked{},
+		sessions: map[string]*session{}, shares: newShares(), logged: map[logOf]int{},
 	}
 }
 
@@ -69,7 +79,10 @@ func (l *ledger) holds(id string, n int) bool {
 
 // fenced checks that no attempt is turned away that held its run before the call and holds it still.
 func (l *ledger) fenced(id string, n int, held bool, err error) {
-	if errors.Is(err, run.ErrFenced) && held && l.holds(id, n) {
+	if errors.Is(err, run.ErrFenced) {
+		l.w.saw("report of a fenced attempt refused")
+	}
+	if errors.Is(err, run.ErrFenced) && held && l.holds(id, n) && !l.runs[id].unheard {
 		l.w.fail("the attempt that holds a run is heard", "attempt %s: %v", runtime.AttemptID(id, n), err)
 	}
 }
@@ -112,6 +125,15 @@ func (l *ledger) wrote(p *process, u *store.Unit) {
 			l.wroteStep(d)
 		case store.KindLease:
 			l.wroteLease(d)
+		case store.KindSession:
+			l.wroteSession(p, u, d)
+		case store.KindLog:
+			l.wroteLog(p, d)
+		case store.KindMisc:
+			if d.ID == "shares" {
+				l.shares.saved = l.shares.clone()
+				w.saw("shares kept")
+			}
 		}
 	}
 }
@@ -137,6 +159,7 @@ func (l *ledger) deleted(p *process, id string) {
 	}
 	delete(l.runs, id)
 	l.purged++
+	l.w.saw("run removed at its end of keeping")
 	for key, x := range l.keys {
 		if x.run == id {
 			delete(l.keys, key)
@@ -153,28 +176,48 @@ func (l *ledger) wroteFleet(d *store.Write) {
 		}
 		return
 	}
-	var body struct {
-		Object json.RawMessage `json:"object"`
-		Paused bool            `json:"paused"`
-	}
-	if err := json.Unmarshal(d.Body, &body); err != nil {
-		l.w.fail("the declared fleet can be read", "%s: %v", d.ID, err)
-	}
-	obj, err := fleet.Decode(body.Object)
+	x, err := declaredIn(d.Body)
 	if err != nil {
 		l.w.fail("the declared fleet can be read", "%s: %v", d.ID, err)
 	}
-	switch o := obj.(type) {
+	switch o := x.object.(type) {
 	case *fleet.Target:
 		f.targets[name] = append(f.targets[name], o)
 	case *fleet.Tenant:
 		f.tenants[name] = o
+		f.quotas[name] = append(f.quotas[name], quota{l.writes, o.Quota.Running})
 	case *fleet.Agent:
 		f.agents[name] = o
 		if !strings.Contains(name, "@") {
-			f.paused[name] = body.Paused
+			f.paused[name] = x.paused
 		}
 	}
+}
+
+// declaration is what a document of the fleet says. All worlds share what was decoded: they declare the same few things.
+type declaration struct {
+	object fleet.Object
+	paused bool
+}
+
+var decoded sync.Map // of declaration, by the object's text and whether it is paused
+
+func declaredIn(body []byte) (declaration, error) {
+	var doc struct {
+		Object json.RawMessage `json:"object"`
+		Paused bool            `json:"paused"`
+	}
+	if err := json.Unmarshal(body, &doc); err != nil {
+		return declaration{}, err
+	}
+	if x, known := decoded.Load(string(doc.Object)); known {
+		return declaration{x.(fleet.Object), doc.Paused}, nil
+	}
+	obj, err := fleet.Decode(doc.Object)
+	if err == nil {
+		decoded.Store(string(doc.Object), obj)
+	}
+	return declaration{obj, doc.Paused}, err
 }
 
 func (l *ledger) wroteStep(d *store.Write) {
@@ -201,6 +244,9 @@ func (l *ledger) wroteLease(d *store.Write) {
 		l.w.fail("the dispatcher lease can be read", "%v", err)
 	}
 	if x.Beat == 0 || x.Holder != l.leader {
+		if l.leader != "" && l.leader != x.Holder {
+			l.w.saw("lead taken over from another process")
+		}
 		l.leader, l.led = x.Holder, l.writes
 	}
 }
@@ -232,6 +278,9 @@ func (l *ledger) handed(p *process, x *worker, a *runtime.Assignment) {
 		if s.Name != "" && k.steps[a.Run+"/"+s.Name] == "" {
 			l.w.fail("recorded steps are handed on", "%s gets step %s, which nobody recorded", a.ID(), s.Name)
 		}
+	}
+	if k.rec.Attempt == a.N && k.rec.Live() {
+		l.turn(p, x, a, k.rec)
 	}
 	if len(a.Steps) != len(k.steps) && k.rec.Attempt == a.N && x != nil {
 		l.w.fail("recorded steps are handed on", "%s gets %d steps of %d", a.ID(), len(a.Steps), len(k.steps))
@@ -277,6 +326,9 @@ func (l *ledger) answered(p *process, s *submission, out control.Submitted) {
 	if s.Key == "" {
 		return
 	}
+	if out.Existed {
+		w.saw("key answered with the run that it has")
+	}
 	if promised && (earlier.run != out.Run.ID || earlier.request != request) {
 		w.fail("a key means one run", "key %s: run %s before, run %s now", name, earlier.run, out.Run.ID)
 	}
@@ -302,12 +354,15 @@ func (l *ledger) retried(id string, r *run.Record) {
 }
 
 // reported: an executor heard that its report was taken.
-func (l *ledger) reported(rep *runtime.Report) {
+func (l *ledger) reported(rep *runtime.Report, atOnce bool) {
 	k := l.runs[rep.Run]
 	if rep.Type != runtime.Completed || k == nil {
 		return
 	}
-	a := k.rec.Current()
+	a, key := k.rec.Current(), sessionOf(k.rec)
+	if s := l.sessions[key]; atOnce && key != "" && k.rec.State == run.Succeeded && len(rep.Session) > 0 && s.turn == runtime.AttemptID(rep.Run, rep.N) && !bytes.Equal(s.state, rep.Session) {
+		l.w.fail("what a turn leaves is kept", "attempt %s left %s in session %s, which is %s", s.turn, rep.Session, key, s.state)
+	}
 	switch {
 	case k.rec.State == run.Canceled:
 	case k.rec.State != run.Succeeded, a.N != rep.N, !bytes.Equal(k.rec.Output.Inline, rep.Output):

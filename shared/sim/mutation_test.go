@@ -3,12 +3,15 @@ package sim_test
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 // mutation is a deliberate breakage: in file, below shared/, the one occurrence of old becomes new.
@@ -43,6 +46,24 @@ var mutations = map[string]mutation{
 	"commit both of a key in one pass":           {"control/place.go", "if fresh[a.rec.ID] != nil { //", "if fresh[a.rec.ID] != nil && now < 0 { //"},
 	"let a failed takeover be":                   {"control/loop.go", "if err := p.led.Resign(ctx); err != nil {\n\t\t\t\tp.log", "if err := error(nil); err != nil {\n\t\t\t\tp.log"},
 	"forget what another process has changed":    {"control/record.go", "case !fresh && !p.store.Exclusive():", "case fresh && !fresh:"},
+	"charge a short run for what was expected":   {"control/index.go", "if l.cost > 0 {", "if l.cost > 0 && l.started != 0 {"},
+	"take a changed run for a new one":           {"control/index.go", "waits := !terminal &&", "waits := false && !terminal &&"},
+	"serve tenants by name":                      {"queue/queue.go", "if t.virtual != other.virtual {\n\t\treturn", "if false {\n\t\treturn"},
+	"forget weights":                             {"queue/queue.go", "* scale / t.weight", "* scale"},
+	"forget shares on restart":                   {"control/loop.go", "ix.queue.Restore(s)", ""},
+	"try once to take back what a worker held":   {"control/retry.go", "p.ix.loseAgain(edits[i], now)", ""},
+	"try once to take back a dead server's":      {"control/loop.go", "\t\t\tix.loseAgain(orphans[i], now)", ""},
+	"wait an hour for a silent worker":           {"control/worker.go", "if ends := w.alive.Add(p.cfg.WorkerLease); ends > mono {", "if ends := w.alive.Add(time.Hour); ends > mono {"},
+	"miss nobody whose run becomes known late":   {"control/index.go", "ix.workers[l.worker] == nil {", "false {"},
+	"forget a run that began under an error":     {"control/intake.go", "p.doubt(list[i].rec.ID) // it may have been written", ""},
+	"register handlers where nobody decides":     {"control/people.go", "if !p.leads() {\n\t\treturn runtime.Assignment{}", "if false {\n\t\treturn runtime.Assignment{}"},
+	"let logs grow":                              {"control/observe.go", "if l.logBytes += len(line.Text) + 32; l.logBytes > runtime.MaxLogBytes {", "if l.logBytes > runtime.MaxLogBytes {"},
+	"keep a snapshot of whoever sends one":       {"control/worker.go", `key != "" && p.ix.lastTurn[key] == w.id && p.ix.sessions[key] == ""`, `key != ""`},
+	"lose what a turn leaves":                    {"control/deliver.go", "d.writes = append(d.writes, store.Write{Expect: version, Doc: store.Doc{Kind: store.KindSession", "_ = append(d.writes, store.Write{Expect: version, Doc: store.Doc{Kind: store.KindSession"},
+	"sleep through what arrives":                 {"control/plane.go", "\tcase p.poke <- struct{}{}:\n", ""},
+	"sleep through what is due":                  {"control/loop.go", "if next := p.ix.timers.next(); next != 0 {", "if next := p.ix.timers.next(); next < 0 {"},
+	"sleep through a worker's silence":           {"control/loop.go", "if next := p.ix.leases.next(); next != 0 {", "if next := p.ix.leases.next(); next < 0 {"},
+	"go round and round in an outage":            {"control/loop.go", "return wait // a pass goes no further before these are read", "// a pass goes no further before these are read"},
 	"end a cancel at the deadline, and so never": {"run/record.go", "\tcase Canceling:\n\t\treturn r.Due", "\tcase \"\":\n\t\treturn r.Due"},
 	"keep no timer beyond the horizon":           {"control/index.go", "when > ix.horizon && ix.runs[r.ID] == nil", "when > ix.horizon"},
 }
@@ -69,49 +90,67 @@ func (m mutation) apply() ([]byte, error) {
 
 var failedSeed = regexp.MustCompile(`seed (\d+): ([^\n]*)`)
 
-// TestMutations breaks the product in each way of the table, without touching it, and asserts that seeds find it. It
-// runs with ERRAND_SIM_MUTATIONS set, to "all" or a part of names.
+// TestMutations breaks the product in each way of the table, without touching it, and asserts that seeds find it: as
+// many as ERRAND_SIM_SEEDS says, 2000 by default. It runs with ERRAND_SIM_MUTATIONS set, to "all" or a part of names,
+// and prints a table.
 func TestMutations(t *testing.T) {
-	which := os.Getenv("ERRAND_SIM_MUTATIONS")
+	which, seeds := os.Getenv("ERRAND_SIM_MUTATIONS"), number(t, "ERRAND_SIM_SEEDS", 2000)
 	if which == "" {
 		t.Skip("takes minutes; ERRAND_SIM_MUTATIONS=all runs it")
 	}
-	for name, m := range mutations {
+	var table strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(mutations)) {
 		if which != "all" && !strings.Contains(name, which) {
 			continue
 		}
-		t.Run(name, func(t *testing.T) {
-			broken, err := m.apply()
-			if err != nil {
-				t.Fatal(err)
-			}
-			dir := t.TempDir()
-			original, err := filepath.Abs(filepath.Join("..", m.file))
-			if err != nil {
-				t.Fatal(err)
-			}
-			file, overlay := filepath.Join(dir, "broken.go"), filepath.Join(dir, "overlay.json")
-			list, err := json.Marshal(map[string]map[string]string{"Replace": {original: file}})
-			if err != nil {
-				t.Fatal(err)
-			}
-			for path, body := range map[string][]byte{file: broken, overlay: list} {
-				if err := os.WriteFile(path, body, 0o600); err != nil {
-					t.Fatal(err)
-				}
-			}
-			cmd := exec.CommandContext(t.Context(), "go", "test", "-overlay", overlay, "-count", "1", "-timeout", "10m", "-run", "TestSeeds", ".")
-			cmd.Env = append(os.Environ(), "ERRAND_SIM_SHRINK=0", "ERRAND_SIM_SEEDS="+fmt.Sprint(number(t, "ERRAND_SIM_SEEDS", 2000)))
-			out, err := cmd.CombinedOutput()
-			found := failedSeed.FindSubmatch(out)
-			switch {
-			case err == nil:
-				t.Error("no seed found it")
-			case found == nil:
-				t.Fatalf("%v\n%s", err, out)
-			default:
-				t.Logf("found by seed %s: %s", found[1], found[2])
-			}
-		})
+		began := time.Now()
+		seed, rule := mutations[name].caught(t, seeds)
+		if seed == "" {
+			t.Errorf("%s: no seed of %d found it", name, seeds)
+			seed = "-"
+		}
+		fmt.Fprintf(&table, "| %s | %s | %s |\n", name, seed, rule)
+		t.Logf("%s: seed %s, %s, after %s", name, seed, rule, time.Since(began).Round(time.Second))
 	}
+	t.Logf("\n| breakage | seeds | what is seen |\n| --- | --- | --- |\n%s", table.String())
+}
+
+// caught is the first seed that finds the mutation, as text, and the promise that it sees broken.
+func (m mutation) caught(t *testing.T, seeds uint64) (seed, rule string) {
+	t.Helper()
+	broken, err := m.apply()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	original, err := filepath.Abs(filepath.Join("..", m.file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	file, overlay, binary := filepath.Join(dir, "broken.go"), filepath.Join(dir, "overlay.json"), filepath.Join(dir, "sim.test")
+	list, err := json.Marshal(map[string]map[string]string{"Replace": {original: file}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for path, body := range map[string][]byte{file: broken, overlay: list} {
+		if err := os.WriteFile(path, body, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	build := exec.CommandContext(t.Context(), "go", "test", "-c", "-vet=off", "-overlay", overlay, "-o", binary, ".")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("build with %q in place of %q: %v\n%s", m.new, m.old, err, out)
+	}
+	run := exec.CommandContext(t.Context(), binary, "-test.run", "TestSeeds", "-test.timeout", "10m")
+	run.Env = append(os.Environ(), "ERRAND_SIM_SHRINK=0", "ERRAND_SIM_SEED=1", fmt.Sprint("ERRAND_SIM_SEEDS=", seeds))
+	out, err := run.CombinedOutput()
+	found := failedSeed.FindSubmatch(out)
+	switch {
+	case err == nil:
+		return "", ""
+	case found == nil:
+		t.Fatalf("%v\n%s", err, out)
+	}
+	rule, _, _ = strings.Cut(string(found[2]), ":")
+	return string(found[1]), rule
 }

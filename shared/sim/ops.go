@@ -22,6 +22,7 @@ const (
 	Signal
 	Retry
 	Score
+	Begin // a handler that was called directly registers itself
 
 	// Workers and their attempts.
 	Join
@@ -46,6 +47,7 @@ const (
 	CommitFault // of the next commit: an error before or after it was applied, a crash there, conflicts, a long pause
 	ReadFault
 	StartFault // of the next start by a runtime
+	Outage     // the store answers a process with errors for a while
 )
 
 type opInfo struct {
@@ -77,6 +79,7 @@ func init() {
 		Signal:  {"Signal", 4, (*world).opSignal},
 		Retry:   {"Retry", 2, (*world).opRetry},
 		Score:   {"Score", 1, (*world).opScore},
+		Begin:   {"Begin", 2, (*world).opBegin},
 
 		Join:    {"Join", 4, (*world).opJoin},
 		Lease:   {"Lease", 20, (*world).opLease},
@@ -85,7 +88,7 @@ func init() {
 		Act:     {"Act", 24, (*world).opAct},
 		Vanish:  {"Vanish", 2, (*world).opVanish},
 		Stall:   {"Stall", 2, (*world).opStall},
-		Drain:   {"Drain", 1, (*world).opDrain},
+		Drain:   {"Drain", 3, (*world).opDrain},
 		Resolve: {"Resolve", 3, (*world).opResolve},
 
 		ChangeTarget: {"ChangeTarget", 2, (*world).opChangeTarget},
@@ -98,29 +101,55 @@ func init() {
 		CommitFault: {"CommitFault", 8, (*world).opCommitFault},
 		ReadFault:   {"ReadFault", 2, (*world).opReadFault},
 		StartFault:  {"StartFault", 2, (*world).opStartFault},
+		Outage:      {"Outage", 1, (*world).opOutage},
 	}
 }
 
 func (o Op) String() string { return ops[o].name }
 
-// temper is what a seed makes of its world.
+// temper is what a seed makes of its world. Not every world has everything in it: a few things that meet often find more
+// than many that meet rarely.
 type temper struct {
 	two     bool // two control processes over one store
 	effects bool // agents act on the outside; clocks then go wrong by less than an effect's settling time
 	calm    bool // no faults of processes and stores
 	flood   bool
+	fair    bool     // one agent that every slot can take, and tenants with nothing but weights: shares are exact there
+	agents  []string // declared here
 }
 
 func temperOf(seed uint64) temper {
 	r := rng(seed ^ 0x7e3be5)
-	return temper{two: r.oneIn(4), effects: r.n(3) > 0, calm: r.oneIn(6), flood: r.oneIn(5)}
+	t := temper{two: r.oneIn(4), effects: r.n(3) > 0, calm: r.oneIn(6), flood: r.oneIn(5), agents: []string{"plain"}}
+	if r.oneIn(8) {
+		t.two, t.effects, t.flood, t.fair = false, false, true, true
+		return t
+	}
+	t.agents = append(t.agents, some(&r, 3, []string{"gpu", "wide", "chat", "capped", "brief", "park"})...)
+	if t.effects {
+		t.agents = append(t.agents, some(&r, 2, []string{"reconciles", "repeats", "asks", "fails"})...)
+	}
+	return t
+}
+
+// some takes so many of the list.
+func some(r *rng, n int, list []string) []string {
+	for i := range n {
+		k := i + r.n(len(list)-i)
+		list[i], list[k] = list[k], list[i]
+	}
+	return list[:n]
 }
 
 func (t temper) weight(op Op) int {
 	w := ops[op].weight
 	switch op {
-	case Crash, CommitFault, ReadFault, StartFault, Skew:
-		if t.calm {
+	case Crash, CommitFault, ReadFault, StartFault, Skew, Outage:
+		if t.calm || t.fair && op != Crash && op != Skew {
+			return 0
+		}
+	case ChangeTarget, DropTarget, ChangeTenant, ChangeAgent, PauseAgent, Begin:
+		if t.fair {
 			return 0
 		}
 	case Act, Resolve:

@@ -2,8 +2,11 @@ package sim
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/errand-run/errand/shared/control"
@@ -28,6 +31,7 @@ type hearing struct {
 	agents   []string
 	slots    int
 	draining bool
+	at       time.Duration // when it last said so, or reported something
 }
 
 // attempt is an attempt as its executor has it.
@@ -40,6 +44,7 @@ type attempt struct {
 	killAt time.Duration
 	dead   bool // its process is gone
 	call   *call
+	calls  int             // effects that it is through with
 	last   *runtime.Report // it has said its last word, and says it until it is answered
 }
 
@@ -62,7 +67,7 @@ func (w *world) alive() []*worker {
 }
 
 func (w *world) join(target string) *worker {
-	x := &worker{id: fmt.Sprint("w", w.serial), target: target, agents: agentNames[1:], slots: 1 + w.serial%3}
+	x := &worker{id: fmt.Sprint("w", w.serial), target: target, agents: w.temper.agents, slots: 1 + w.serial%3}
 	w.serial++
 	w.workers = append(w.workers, x)
 	return x
@@ -80,10 +85,7 @@ func (w *world) opJoin(r *rng) {
 	}
 	x := w.join(pick(r, append([]string{""}, pollTargets...)))
 	if r.oneIn(3) {
-		x.agents = []string{pick(r, agentNames), "chat", "wide"}
-		if x.agents[0] == "chat" || x.agents[0] == "wide" {
-			x.agents = x.agents[1:]
-		}
+		x.agents = some(r, (1+len(x.agents))/2, slices.Clone(x.agents))
 	}
 	w.lease(x, w.door(r), r)
 }
@@ -108,7 +110,8 @@ func (w *world) lease(x *worker, p *process, r *rng) {
 				return
 			}
 			was := p.heard[x.id]
-			p.heard[x.id] = hearing{x.target, req.Agents, req.Slots, was.draining}
+			drains := was.draining && w.passed-was.at < workerLease // one that was lost comes back as a new one
+			p.heard[x.id] = hearing{x.target, req.Agents, req.Slots, drains, w.passed}
 			for _, a := range resp.Leases {
 				w.say("%s gets %s (%s)", x.id, a.ID(), a.Agent.Name())
 				w.ledger.handed(p, x, &a)
@@ -121,7 +124,13 @@ func (w *world) lease(x *worker, p *process, r *rng) {
 }
 
 func (w *world) opBeat(r *rng) {
-	if x := pick(r, w.alive()); x != nil {
+	x := pick(r, w.alive())
+	for _, other := range w.alive() { // one that drains has more to say
+		if other.draining && r.oneIn(3) {
+			x = other
+		}
+	}
+	if x != nil {
 		w.beat(x, w.door(r), r)
 	}
 }
@@ -131,14 +140,20 @@ func (w *world) beat(x *worker, p *process, r *rng) {
 	for _, a := range x.holds {
 		b.Attempts = append(b.Attempts, a.ID())
 	}
+	if x.draining && contains(x.agents, "chat") { // a snapshot, also of what is not its
+		state := json.RawMessage(fmt.Sprintf(`{"kept":"%s at %s"}`, x.id, w.passed))
+		b.Sessions = map[string]json.RawMessage{"s0": state, "s1": state, "s2": state}
+	}
 	w.post(r, "beat of "+x.id, func(heard bool) {
 		w.on(p, func() {
+			w.ledger.snapping = x.id
 			standing, err := p.plane.Beat(w.ctx, b)
+			w.ledger.snapping = ""
 			w.ledger.checkAnswer("beat", err)
 			if err != nil {
 				return
 			}
-			p.heard[x.id] = hearing{x.target, b.Agents, b.Slots, b.Draining}
+			p.heard[x.id] = hearing{x.target, b.Agents, b.Slots, b.Draining, w.passed}
 			if !heard || !p.leads() {
 				return
 			}
@@ -194,7 +209,15 @@ func (w *world) opVanish(r *rng) {
 }
 
 func (w *world) opStall(r *rng) {
-	if x := pick(r, w.alive()); x != nil {
+	x := pick(r, w.alive())
+	for _, other := range w.alive() { // best in the middle of an effect
+		for _, a := range other.holds {
+			if a.call != nil && a.call.may && !a.call.acted && r.oneIn(2) {
+				x = other
+			}
+		}
+	}
+	if x != nil {
 		x.stalled = w.passed + time.Duration(5+r.n(60))*time.Second
 		w.say("%s hangs until %s", x.id, x.stalled)
 	}
@@ -202,12 +225,26 @@ func (w *world) opStall(r *rng) {
 
 func (w *world) opDrain(r *rng) {
 	x := pick(r, w.alive())
+	for _, other := range w.alive() { // best one that has a session to hand over
+		for _, s := range w.ledger.sessions {
+			if s.last == other.id && s.state != nil && !other.draining {
+				x = other
+			}
+		}
+	}
 	if x == nil {
 		return
 	}
 	x.draining = !x.draining
 	w.say("%s drains: %t", x.id, x.draining)
 	w.beat(x, w.door(r), r)
+}
+
+// hears notes a sign of life.
+func (p *process) hears(x *worker) {
+	if x != nil {
+		p.lastWord[x.id] = p.w.passed
+	}
 }
 
 // executing are the attempts that can do something now.
@@ -229,12 +266,14 @@ func (w *world) opWork(r *rng) {
 	case a == nil:
 	case a.last != nil:
 		w.report(a, *a.last, true, r)
-	case a.call != nil && r.n(4) > 0:
+	case a.call != nil && r.n(4) > 0, a.call == nil && a.calls < 2 && hasEffects(a.Agent.Name()) && r.n(3) > 0:
 		w.act(a, r)
 	default:
 		w.work(a, r)
 	}
 }
+
+var muchText = strings.Repeat("!", runtime.MaxLogLine+100)
 
 func (w *world) work(a *attempt, r *rng) {
 	rep := runtime.Report{Run: a.Run, N: a.N, Worker: a.who()}
@@ -258,6 +297,12 @@ func (w *world) work(a *attempt, r *rng) {
 	case 6:
 		rep.Type, ends = runtime.Logged, false
 		rep.Logs = []runtime.LogLine{{At: w.now(), Stream: "stderr", Text: "hm"}}
+		if r.oneIn(40) {
+			rep.Logs = nil
+			for range runtime.MaxLogBytes/runtime.MaxLogLine + r.n(20) {
+				rep.Logs = append(rep.Logs, runtime.LogLine{At: w.now(), Stream: "stderr", Text: muchText})
+			}
+		}
 	case 7:
 		rep.Type, ends = runtime.Progress, false
 		rep.Fraction = 0.5
@@ -309,8 +354,10 @@ func (w *world) report(a *attempt, rep runtime.Report, ends bool, r *rng) {
 				}
 				return
 			}
+			p.hears(a.worker)
 			held := w.ledger.holds(rep.Run, rep.N)
 			done := w.ledger.asks(p, rep.Run, rep.N)
+			hangs := p.hangs
 			res := p.plane.Report(w.ctx, []runtime.Report{rep})[0]
 			done()
 			w.say("%s reports %s: cancel %t, %v", a.ID(), rep.Type, res.Cancel, res.Err)
@@ -318,7 +365,7 @@ func (w *world) report(a *attempt, rep runtime.Report, ends bool, r *rng) {
 				w.ledger.checkAnswer("report "+string(rep.Type), res.Err)
 			}
 			if res.Err == nil {
-				w.ledger.reported(&rep)
+				w.ledger.reported(&rep, p.hangs == hangs)
 			}
 			w.ledger.fenced(rep.Run, rep.N, held, res.Err)
 			if !heard {

@@ -29,6 +29,7 @@ type Result struct {
 	Failure *Failure
 	Runs    int
 	Writes  int
+	Seen    map[string]int // how often what happened
 }
 
 // Failure is a promise that was broken.
@@ -76,6 +77,7 @@ type world struct {
 	workers []*worker
 	serial  int // of workers
 	mail    []letter
+	seen    map[string]int
 	ledger  *ledger
 	outside *outside
 	fleet   declared
@@ -85,19 +87,28 @@ type world struct {
 
 // process is a control process: a plane, its clock and its executors. A crash loses all of it.
 type process struct {
-	w       *world
-	name    string
-	plane   *control.Plane
-	store   *faulty
-	exec    *executor
-	random  rng
-	offset  time.Duration // of its clock from the true time
-	bootAt  time.Duration
-	boots   int
-	down    bool
-	hung    bool               // in the middle of something
-	heard   map[string]hearing // by worker
-	waiting []*submission
+	w        *world
+	name     string
+	plane    *control.Plane
+	store    *faulty
+	exec     *executor
+	random   rng
+	offset   time.Duration // of its clock from the true time
+	bootAt   time.Duration
+	upAt     time.Duration // when it was through with its start
+	calmAt   time.Duration // when it was first through with all it had to do since its store met a fault
+	calmMets int
+	boots    int
+	down     bool
+	hung     bool               // in the middle of something
+	heard    map[string]hearing // by worker
+	waiting  []*submission
+
+	lastWord map[string]time.Duration // of workers, about their attempts
+	poke     <-chan struct{}
+	sleepsTo time.Duration
+	set      bool // its clock was set while it sleeps: it wakes when it would have
+	hangs    int  // how often it hung
 }
 
 // Run generates the script of a seed and runs it.
@@ -112,12 +123,12 @@ func Run(seed uint64, cfg Config) Result {
 func Replay(s Script, cfg Config) (res Result) {
 	w := &world{
 		ctx: context.Background(), cfg: cfg, temper: temperOf(s.Seed), seed: rng(s.Seed ^ 0x9a1e),
-		disk: memory.Open(), trace: fnvOffset,
+		disk: memory.Open(), trace: fnvOffset, seen: make(map[string]int),
 	}
 	w.ledger, w.outside = newLedger(w), newOutside(w)
 	res.Script = s
 	defer func() {
-		res.Trace, res.Runs, res.Writes = w.trace, len(w.ledger.runs), w.ledger.writes
+		res.Trace, res.Runs, res.Writes, res.Seen = w.trace, len(w.ledger.order), w.ledger.writes, w.seen
 		switch r := recover().(type) {
 		case nil:
 		case *Failure:
@@ -150,6 +161,9 @@ func (w *world) fail(rule, format string, args ...any) {
 	w.say("BROKEN %s: %s", f.Rule, f.Detail)
 	panic(f)
 }
+
+// saw counts what happened, so that a reader sees that nothing is asserted of what never comes.
+func (w *world) saw(what string) { w.seen[what]++ }
 
 func (w *world) say(format string, args ...any) {
 	if w.cfg.Log != nil {
@@ -184,12 +198,14 @@ func (w *world) build() {
 	if w.temper.two {
 		names = []string{"a", "b"}
 	}
-	for _, name := range names {
+	for i, name := range names {
 		p := &process{w: w, name: name}
 		w.procs = append(w.procs, p)
 		p.boot()
+		if i == 0 {
+			w.declareFleet() // the other reads it when it starts
+		}
 	}
-	w.declareFleet()
 	for range 2 {
 		w.join(pollTargets[w.serial%len(pollTargets)])
 	}
@@ -201,11 +217,17 @@ func (p *process) boot() {
 	p.boots++
 	p.down = false
 	p.random = rng(w.seed.next())
-	p.bootAt = w.passed
-	p.store = &faulty{Store: w.disk, p: p}
+	p.bootAt, p.calmMets = w.passed, -1
+	meets := p.store // what is to befall it also befalls it at its start
+	if p.store = (&faulty{Store: w.disk, p: p}); meets != nil {
+		p.store.fault, p.store.times, p.store.skips, p.store.reads, p.store.out, p.store.roll = meets.fault, meets.times, meets.skips, meets.reads, meets.out, meets.roll
+	}
 	p.exec = &executor{p: p}
-	p.heard = make(map[string]hearing)
+	p.heard, p.lastWord = make(map[string]hearing), make(map[string]time.Duration)
 	p.waiting = nil
+	if p.boots > 1 {
+		w.ledger.restarted()
+	}
 	logger := slog.New(slog.DiscardHandler)
 	if w.cfg.Log != nil {
 		logger = slog.New(slog.NewTextHandler(w.cfg.Log, &slog.HandlerOptions{ReplaceAttr: withoutTime}))
@@ -224,11 +246,16 @@ func (p *process) boot() {
 		w.fail("processes start", "%v", err)
 	}
 	p.plane = plane
+	p.poke, p.sleepsTo = nil, w.passed
 	w.say("process %s boots", p.name)
-	if err := plane.Prepare(w.ctx); err != nil {
-		w.say("process %s cannot start: %v", p.name, err)
-		p.die()
-	}
+	w.on(p, func() {
+		if err := plane.Prepare(w.ctx); err != nil {
+			w.say("process %s cannot start: %v", p.name, err)
+			w.saw("process that could not start")
+			p.die()
+		}
+		p.upAt = w.passed
+	})
 }
 
 // withoutTime keeps the real time out of the story.
@@ -263,6 +290,7 @@ func (w *world) on(p *process, f func()) (done bool) {
 // die loses all that the process held: memory, open calls and the executors inside it.
 func (p *process) die() {
 	p.w.say("process %s dies", p.name)
+	p.w.saw("process died")
 	p.down, p.hung = true, false
 	delete(p.w.ledger.asking, p)
 	for _, a := range p.exec.list {
@@ -283,22 +311,54 @@ func (p *process) leads() bool {
 	return leads
 }
 
-// settle passes until nothing more is to be done, then checks what there is, unless a fault has just left it in doubt.
+// settle makes the passes that the product's loop would make now: none while it sleeps. Then it checks what there is,
+// unless a fault has just left it in doubt.
 func (p *process) settle() {
 	w := p.w
 	w.on(p, func() {
-		for i := 0; p.plane.Step(w.ctx, p.now()); i++ {
-			if i > 100 {
-				w.fail("passes come to an end", "process %s asks for one more pass after %d", p.name, i)
+		for i := 0; p.woken(); i++ {
+			more := true
+			for n := i; more; n++ {
+				if more = p.plane.Step(w.ctx, p.now()); n > maxPasses {
+					w.fail("passes come to an end", "process %s asks for one more pass after %d", p.name, n)
+				}
 			}
+			p.sleep()
 		}
 		mets := p.store.mets
-		p.plane.Step(w.ctx, p.now()) // what the last pass left over
-		p.plane.Step(w.ctx, p.now())
-		if p.store.mets == mets {
-			w.ledger.settled(p)
+		if p.store.met > 0 && w.passed-p.store.met < 2*time.Second {
+			p.plane.Step(w.ctx, p.now()) // it would look again in a moment
+			p.plane.Step(w.ctx, p.now())
+			p.sleep()
 		}
+		if p.store.mets != mets {
+			return
+		}
+		if p.calmMets != mets {
+			p.calmAt, p.calmMets = w.passed, mets
+		}
+		w.ledger.settled(p)
 	})
+}
+
+// maxPasses is how often in a row the loop may find something to do at one instant.
+const maxPasses = 100
+
+// sleep is what the loop does between two passes.
+func (p *process) sleep() {
+	var rest time.Duration
+	p.poke, rest = p.plane.Wait()
+	p.sleepsTo, p.set = p.w.passed+rest, false
+}
+
+// woken reports whether the loop makes a pass now.
+func (p *process) woken() bool {
+	select {
+	case <-p.poke:
+		return true
+	default:
+		return p.w.passed >= p.sleepsTo
+	}
 }
 
 // door is a process to talk to: mostly the one that leads.
@@ -364,6 +424,9 @@ func (w *world) fate(r *rng) fate {
 // post sends a message. send delivers it and tells whether its answer is heard.
 func (w *world) post(r *rng, what string, send func(heard bool)) {
 	f, delay := w.fate(r), time.Duration(r.n(8000))*time.Millisecond
+	if f != arrives {
+		w.saw("message " + [...]string{lost: "lost", unheard: "whose answer was lost", twice: "delivered twice", late: "delivered late"}[f])
+	}
 	switch f {
 	case lost:
 		w.say("lost: %s", what)
