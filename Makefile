@@ -83,7 +83,7 @@ current: ## Fail if a generated file is not what its source says
 		echo "make generate changes files: commit what it writes"; git diff --stat; exit 1; \
 	fi
 
-verify: lint current test fuzz ## Everything that continuous integration asks for
+verify: lint current test cost fuzz ## Everything that continuous integration asks for
 
 clean: ## Remove what was built
 	rm -rf bin
