@@ -3,6 +3,7 @@
 package cost
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -12,6 +13,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -205,7 +207,15 @@ func counter(t *testing.T) func(t *testing.T, i int) float64 {
 	}
 	return func(t *testing.T, i int) float64 {
 		n := paths[i].n
-		once, twice := callgrind(t, valgrind, self, i, n), callgrind(t, valgrind, self, i, 2*n)
+		var once, twice int64
+		var faults [2]error
+		var both sync.WaitGroup
+		both.Go(func() { once, faults[0] = callgrind(t.Context(), valgrind, self, i, n) })
+		both.Go(func() { twice, faults[1] = callgrind(t.Context(), valgrind, self, i, 2*n) })
+		both.Wait()
+		if err := errors.Join(faults[:]...); err != nil {
+			t.Fatal(err)
+		}
 		return float64(twice-once) / float64(n) // starting up is in both
 	}
 }
@@ -214,20 +224,18 @@ var collected = regexp.MustCompile(`Collected : (\d+)`)
 
 // callgrind counts the instructions of a process that walks a path n times. It does so on one thread and without
 // garbage collection, whose turns would not be the same each time: what that costs, allocations tell.
-func callgrind(t *testing.T, valgrind, self string, i, n int) int64 {
-	t.Helper()
-	cmd := exec.CommandContext(t.Context(), valgrind, "--tool=callgrind", "--callgrind-out-file=/dev/null", self)
+func callgrind(ctx context.Context, valgrind, self string, i, n int) (int64, error) {
+	cmd := exec.CommandContext(ctx, valgrind, "--tool=callgrind", "--callgrind-out-file=/dev/null", self)
 	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d %d", envWalk, i, n), "GOMAXPROCS=1", "GOGC=off", "GODEBUG=asyncpreemptoff=1")
 	out, err := cmd.CombinedOutput()
 	m := collected.FindSubmatch(out)
-	if err != nil || m == nil {
-		t.Fatalf("callgrind: %v\n%s", err, out)
+	if err == nil && m == nil {
+		err = errors.New("it has counted nothing")
 	}
-	count, err := strconv.ParseInt(string(m[1]), 10, 64)
 	if err != nil {
-		t.Fatal(err)
+		return 0, fmt.Errorf("callgrind: %w\n%s", err, out)
 	}
-	return count
+	return strconv.ParseInt(string(m[1]), 10, 64)
 }
 
 // bookFile has the recorded figures.
