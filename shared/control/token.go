@@ -2,9 +2,14 @@ package control
 
 import (
 	"context"
+	"crypto/hmac"
 	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"hash"
 	"slices"
 	"sync"
 	"time"
@@ -45,6 +50,7 @@ type claims struct {
 // signature per attempt and no verification.
 type signer struct {
 	key    []byte
+	macs   sync.Pool // of hash.Hash under the key
 	parser *jwt.Parser
 
 	mu    sync.Mutex
@@ -79,21 +85,36 @@ func loadSigner(ctx context.Context, st store.Store, key []byte) (*signer, error
 	if len(s.key) < keySize {
 		return nil, fmt.Errorf("signing key has %d bytes, want %d at least", len(s.key), keySize)
 	}
+	s.macs.New = func() any { return hmac.New(sha256.New, s.key) }
 	return s, nil
 }
 
-// sign makes the token of an attempt that is good until expires.
+// header is that of every token of ours.
+var header = base64.RawURLEncoding.EncodeToString([]byte(`{"alg":"HS256","typ":"JWT"}`)) + "."
+
+// sign makes the token of an attempt that is good until expires. The library checks tokens. Making one with it took a
+// seventh of all that a run costs this package; writing it down takes a tenth of that.
 func (s *signer) sign(g Grant, now, expires time.Time) (string, error) {
-	c := claims{
-		RegisteredClaims: jwt.RegisteredClaims{
-			Issuer: tokenIssuer, Subject: runtime.AttemptID(g.Run, g.N), ExpiresAt: jwt.NewNumericDate(expires),
-		},
-		Agent: g.Agent, Tenant: g.Tenant, Scopes: g.Scopes,
-	}
-	token, err := jwt.NewWithClaims(jwt.SigningMethodHS256, c).SignedString(s.key)
+	payload, err := json.Marshal(struct {
+		Issuer  string   `json:"iss"`
+		Subject string   `json:"sub"`
+		Expires int64    `json:"exp"`
+		Agent   string   `json:"agt"`
+		Tenant  string   `json:"ten"`
+		Scopes  []string `json:"scp,omitempty"`
+	}{tokenIssuer, runtime.AttemptID(g.Run, g.N), expires.Unix(), g.Agent, g.Tenant, g.Scopes})
 	if err != nil {
-		return "", fmt.Errorf("sign the token of attempt %s: %w", c.Subject, err)
+		return "", fmt.Errorf("sign the token of attempt %s: %w", runtime.AttemptID(g.Run, g.N), err)
 	}
+	b := make([]byte, 0, len(header)+base64.RawURLEncoding.EncodedLen(len(payload))+1+base64.RawURLEncoding.EncodedLen(keySize))
+	b = base64.RawURLEncoding.AppendEncode(append(b, header...), payload)
+	mac := s.macs.Get().(hash.Hash)
+	mac.Reset()
+	_, _ = mac.Write(b) // cannot fail
+	var sum [keySize]byte
+	b = base64.RawURLEncoding.AppendEncode(append(b, '.'), mac.Sum(sum[:0]))
+	s.macs.Put(mac)
+	token := string(b)
 	s.remember(token, knownGrant{g, expires.Truncate(time.Second)}, now)
 	return token, nil
 }
