@@ -2,6 +2,7 @@ package control
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -52,23 +53,33 @@ func revisionID(name string, revision int64) string {
 // declarations is what is declared, in memory: read by every decision, replaced on apply.
 type declarations struct {
 	mu      sync.RWMutex
-	current map[string]*declaration  // by declaredID
-	kept    map[string]*declaration  // revisions of agents that runs still use, by revisionID; bounded
-	tenants map[string]*fleet.Tenant // those that were never declared, with the defaults; bounded
+	current map[objectKey]*declaration
+	kept    map[revisionKey]*declaration // revisions of agents that runs still use; bounded
+	tenants map[string]*fleet.Tenant     // those that were never declared, with the defaults; bounded
 
 	doubt atomic.Bool // a write failed and may have been written
 }
 
+// objectKey and revisionKey find what declaredID and revisionID name in the store, without making a text each time.
+type objectKey struct{ kind, name string }
+
+type revisionKey struct {
+	agent    string
+	revision int64
+}
+
+func (x *declaration) key() objectKey { return objectKey{x.object.Kind(), x.object.Name()} }
+
 const maxKept = 1000
 
 func newDeclarations() *declarations {
-	return &declarations{current: make(map[string]*declaration), kept: make(map[string]*declaration), tenants: make(map[string]*fleet.Tenant)}
+	return &declarations{current: make(map[objectKey]*declaration), kept: make(map[revisionKey]*declaration), tenants: make(map[string]*fleet.Tenant)}
 }
 
 func (d *declarations) get(kind, name string) *declaration {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
-	return d.current[declaredID(kind, name)]
+	return d.current[objectKey{kind, name}]
 }
 
 // list gives one kind, or with "" all, sorted by name.
@@ -76,11 +87,14 @@ func (d *declarations) list(kind string) []*declaration {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
 	var all []*declaration
-	for _, id := range slices.Sorted(maps.Keys(d.current)) {
-		if x := d.current[id]; kind == "" || x.object.Kind() == kind {
+	for k, x := range d.current {
+		if kind == "" || k.kind == kind {
 			all = append(all, x)
 		}
 	}
+	slices.SortFunc(all, func(a, b *declaration) int {
+		return cmp.Or(strings.Compare(a.object.Kind(), b.object.Kind()), strings.Compare(a.object.Name(), b.object.Name()))
+	})
 	return all
 }
 
@@ -221,8 +235,8 @@ func (noLoader) Load(url string) (any, error) {
 func (p *Plane) agentAt(ctx context.Context, name string, revision int64) (*declaration, error) {
 	d := p.declared
 	d.mu.RLock()
-	cur := d.current[declaredID(fleet.KindAgent, name)]
-	kept := d.kept[revisionID(name, revision)]
+	cur := d.current[objectKey{fleet.KindAgent, name}]
+	kept := d.kept[revisionKey{name, revision}]
 	d.mu.RUnlock()
 	switch {
 	case cur != nil && (cur.revision == revision || revision == 0):
@@ -247,7 +261,7 @@ func (p *Plane) agentAt(ctx context.Context, name string, revision int64) (*decl
 	if len(d.kept) >= maxKept {
 		clear(d.kept)
 	}
-	d.kept[revisionID(name, revision)] = x
+	d.kept[revisionKey{name, revision}] = x
 	return x, nil
 }
 
@@ -399,14 +413,13 @@ func (p *Plane) declare(changed, removed []*declaration) {
 	d := p.declared
 	d.mu.Lock()
 	for _, x := range changed {
-		id := declaredID(x.object.Kind(), x.object.Name())
-		if old := d.current[id]; old != nil && x.object.Kind() == fleet.KindAgent {
-			d.kept[revisionID(x.object.Name(), old.revision)] = old
+		if old := d.current[x.key()]; old != nil && x.object.Kind() == fleet.KindAgent {
+			d.kept[revisionKey{x.object.Name(), old.revision}] = old
 		}
-		d.current[id] = x
+		d.current[x.key()] = x
 	}
 	for _, x := range removed {
-		delete(d.current, declaredID(x.object.Kind(), x.object.Name()))
+		delete(d.current, x.key())
 	}
 	d.mu.Unlock()
 	p.mu.Lock()

@@ -497,10 +497,10 @@ func (p *Plane) knownAgent(r *run.Record) *declaration {
 	d := p.declared
 	d.mu.RLock()
 	defer d.mu.RUnlock()
-	if kept := d.kept[revisionID(r.Agent, r.Revision)]; kept != nil {
+	if kept := d.kept[revisionKey{r.Agent, r.Revision}]; kept != nil {
 		return kept
 	}
-	if cur := d.current[declaredID(fleet.KindAgent, r.Agent)]; cur != nil && cur.revision == r.Revision {
+	if cur := d.current[objectKey{fleet.KindAgent, r.Agent}]; cur != nil && cur.revision == r.Revision {
 		return cur
 	}
 	return nil

@@ -195,10 +195,21 @@ func checkText(name, s string, most int) error {
 	switch {
 	case len(s) > most:
 		return fmt.Errorf("%s has %d bytes, the limit is %d: %w", name, len(s), most, ErrTooLarge)
+	case isPlain(s):
 	case !utf8.ValidString(s) || strings.ContainsFunc(s, unicode.IsControl):
 		return fmt.Errorf("%s %q is not text without control characters: %w", name, Clip(s, 64), ErrInvalid)
 	}
 	return nil
+}
+
+// isPlain reports whether a string is printable ASCII, as nearly all are.
+func isPlain(s string) bool {
+	for i := range len(s) {
+		if s[i] < ' ' || s[i] > '~' {
+			return false
+		}
+	}
+	return true
 }
 
 // within reports whether v is a number from 0 to most.
