@@ -101,9 +101,10 @@ func (d *declarations) list(kind string) []*declaration {
 // loadDeclarations brings memory in line with what the store says is declared.
 func (p *Plane) loadDeclarations(ctx context.Context) error {
 	// 1. What is there; what is known in that form is not decoded again.
-	p.declared.mu.RLock()
-	known := maps.Clone(p.declared.current)
-	p.declared.mu.RUnlock()
+	known := make(map[string]*declaration)
+	for _, x := range p.declared.list("") {
+		known[declaredID(x.object.Kind(), x.object.Name())] = x
+	}
 	found := make(map[string]*declaration)
 	after := ""
 	for {
