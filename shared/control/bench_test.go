@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/errand-run/errand/shared/run"
 	"github.com/errand-run/errand/shared/runtime"
 	"github.com/errand-run/errand/shared/store"
 	"github.com/errand-run/errand/shared/store/memory"
@@ -90,4 +91,51 @@ func plainRuns(b *testing.B, p *Plane, n int) {
 		})
 	}
 	group.Wait()
+}
+
+// BenchmarkRemoval is what it costs to remove a finished run that owns a step, without the pauses.
+func BenchmarkRemoval(b *testing.B) {
+	st, err := sqlite.Open(b.Context(), filepath.Join(b.TempDir(), "bench.db"), sqlite.Options{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer st.Close()
+	p, err := New(Config{Store: st})
+	if err != nil {
+		b.Fatal(err)
+	}
+	// 1. What there is to remove.
+	at := p.now().Add(-time.Hour)
+	var units []store.Unit
+	for i := range b.N {
+		id := p.runID(at)
+		step, err := stepWrite(id, runtime.Step{Name: "read"})
+		if err != nil {
+			b.Fatal(err)
+		}
+		r := run.New(run.Spec{ID: id, Agent: "echo", Tenant: "default", CreatedAt: at}, run.Event{Type: run.EvSubmitted, At: at})
+		run.Evolve(r, run.Event{Type: run.EvFailed, At: at, Reason: run.QueueTimeout, Due: at.Add(time.Minute)})
+		units = append(units, store.Unit{Token: id, Writes: []store.Write{Document(st, r, 0), step}})
+		if len(units) == 1000 || i == b.N-1 {
+			for _, err := range st.Commit(b.Context(), units) {
+				if err != nil {
+					b.Fatal(err)
+				}
+			}
+			units = units[:0]
+		}
+	}
+	// 2. Bites, one after the other.
+	b.ReportAllocs()
+	b.ResetTimer()
+	for over := false; !over; {
+		if _, over, err = p.removeSome(b.Context(), p.ix.removal, p.now()); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.StopTimer()
+	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "runs/s")
+	if page, err := st.List(b.Context(), store.Query{By: store.ByCreated, Limit: 1}); err != nil || len(page.Docs) > 0 {
+		b.Fatalf("%d runs are left, %v", len(page.Docs), err)
+	}
 }

@@ -116,7 +116,7 @@ func (w *world) agent(name string, revision int) *fleet.Agent {
 		a.Effects.OnUnknown = fleet.UnknownAsk
 	case "fails":
 		a.Effects.OnUnknown = fleet.UnknownFail
-		a.Retry.MaxAttempts = 2
+		a.Retry.MaxAttempts, a.Retain = 2, secs(40)
 	}
 	return a
 }

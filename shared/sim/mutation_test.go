@@ -65,6 +65,8 @@ var mutations = map[string]mutation{
 	"sleep through a worker's silence":           {"control/loop.go", "if next := p.ix.leases.next(); next != 0 {", "if next := p.ix.leases.next(); next < 0 {"},
 	"go round and round in an outage":            {"control/loop.go", "return wait // a pass goes no further before these are read", "// a pass goes no further before these are read"},
 	"end a cancel at the deadline, and so never": {"run/record.go", "\tcase Canceling:\n\t\treturn r.Due", "\tcase \"\":\n\t\treturn r.Due"},
+	"remove a run before its retry":              {"control/retention.go", "if found[i].Version != 0 {", "if found[i].Version < 0 {"},
+	"remove a run with an unsettled effect":      {"control/retention.go", "if receipts[i].Tag == tagUnknown {", "if receipts[i].Tag == \"\\x00\" {"},
 	"keep no timer beyond the horizon":           {"control/index.go", "when > ix.horizon && ix.runs[r.ID] == nil", "when > ix.horizon"},
 }
 
