@@ -109,7 +109,7 @@ func read(root fs.FS, rules Rules) (*tree, error) {
 				return fs.SkipDir
 			}
 			return nil
-		case !entry.Type().IsRegular():
+		case !entry.Type().IsRegular() || name == ".git": // in a second work tree it is a file
 			return nil
 		}
 		return t.add(root, name, entry)
