@@ -23,7 +23,8 @@ import (
 
 const (
 	removeRuns   = 32                   // finished runs in a bite
-	removePause  = 5 * time.Millisecond // between two bites, at least; and at least three times what the bite took
+	removePause  = 5 * time.Millisecond // between two bites, at least: see pauseAfter
+	removeLag    = time.Hour            // overdue by more, and it hurries
 	removeRound  = time.Second          // between two rounds over all shards, at least
 	removeRetry  = time.Second          // after a failure
 	removeReread = 10 * time.Minute     // where other processes end runs as well: how long that may go unnoticed
@@ -85,7 +86,17 @@ type retention struct {
 	id      string
 	soonest run.Instant // what this round found to be due later
 	kept    int         // what this round found to be needed still
+	behind  time.Duration
 	spent   time.Duration
+}
+
+// pauseAfter is how long nothing is removed after a bite that took a time and found what was overdue by behind.
+func pauseAfter(took, behind time.Duration) time.Duration {
+	share := 3 * took
+	if behind > removeLag {
+		share = took
+	}
+	return max(share, removePause)
 }
 
 // ended takes note of when a finished run is to be removed, and reports whether that is sooner than what was known.
@@ -114,7 +125,7 @@ func (p *Plane) stepRetention(ctx context.Context, now run.Instant) {
 		next, over, err := p.removeSome(ctx, t, now)
 		took := p.cfg.Monotonic() - began
 		t.spent += took
-		pause := max(removePause, 3*took)
+		pause := pauseAfter(took, t.behind)
 		switch {
 		case ctx.Err() != nil || errors.Is(err, store.ErrClosed):
 			return
@@ -167,6 +178,10 @@ func (p *Plane) removeSome(ctx context.Context, t *retention, now run.Instant) (
 			t.soonest = run.Earliest(t.soonest, run.Instant(later[0].Index.WakeAt))
 		}
 		t.shard, t.wake, t.id = t.shard+1, 0, ""
+	}
+	t.behind = 0
+	if len(docs) > 0 {
+		t.behind = now.Sub(run.Instant(docs[len(docs)-1].Index.WakeAt))
 	}
 	// 2. Those that nobody needs are removed.
 	if err := p.remove(ctx, t, docs, now); err != nil {

@@ -393,3 +393,15 @@ func TestWhatWasReadBeforeARemovalIsNotRemembered(t *testing.T) {
 		t.Error("what was read afterwards is not")
 	}
 }
+
+func TestRemovalLeavesTimeToOthers(t *testing.T) {
+	for name, c := range map[string]struct{ took, behind, want time.Duration }{
+		"a quarter of the time is its own": {10 * time.Millisecond, time.Minute, 30 * time.Millisecond},
+		"half of it when it is behind":     {10 * time.Millisecond, 2 * hour, 10 * time.Millisecond},
+		"and a little at least":            {0, 2 * hour, removePause},
+	} {
+		if got := pauseAfter(c.took, c.behind); got != c.want {
+			t.Errorf("%s: %s, want %s", name, got, c.want)
+		}
+	}
+}
