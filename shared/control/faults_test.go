@@ -99,6 +99,21 @@ func TestAKeySubmittedTwiceInOnePassIsOneRunThatRuns(t *testing.T) {
 	}
 }
 
+func TestAKeyOfARunThatWaitsForItsTimeTakesNoSlotWhenItComesAgainInThatPass(t *testing.T) {
+	h, x := localHouse(t, 1, agentNamed("chat", withCommand, func(a *fleet.Agent) { a.Shape = fleet.Instance }))
+	first := Submission{Agent: "chat", Key: "k", Session: "s", NotBefore: h.now.Add(time.Minute)}
+	out := await(h, func() []Submitted {
+		return h.p.Submit(t.Context(), []Submission{first, {Agent: "chat", Key: "k", Session: "s"}})
+	})
+	if out[0].Err != nil || out[1].Err == nil {
+		t.Fatalf("answers: %+v", out)
+	}
+	h.pass(time.Minute)
+	if got := h.get(out[0].Run.ID); got.State != run.Assigned || len(x.started) != 1 {
+		t.Fatalf("run is %s, %d starts", got.State, len(x.started))
+	}
+}
+
 func TestDeclarationsGoOnAfterAnApplyWithAnUnknownOutcome(t *testing.T) {
 	h := newHouse(t, agentNamed("echo"))
 	s := doubt(h)

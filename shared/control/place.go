@@ -40,20 +40,23 @@ func (p *Plane) stepPlace(ctx context.Context, now run.Instant) (bindings []bind
 	bindings = make([]binding, 0, len(arrived))
 	fresh := make(map[string]*arrival, len(arrived))
 	var again []arrival
+	written := make(map[string]bool) // those that are only written
 	for i := range arrived {
 		a := &arrived[i]
-		if fresh[a.rec.ID] != nil { // the next pass finds the first of that key written
+		if fresh[a.rec.ID] != nil || written[a.rec.ID] { // the next pass finds the first of that key written
 			again = append(again, *a)
 			continue
 		}
 		if ix.runs[a.rec.ID] != nil || a.rec.State != run.Queued {
 			bindings = append(bindings, binding{id: a.rec.ID, arrival: a})
+			written[a.rec.ID] = true
 			continue
 		}
 		fresh[a.rec.ID] = a
 		ix.enqueue(p, a.rec)
 		if ix.runs[a.rec.ID] == nil { // the queue's memory is full: it waits in the store
 			bindings = append(bindings, binding{id: a.rec.ID, arrival: a})
+			written[a.rec.ID] = true
 			delete(fresh, a.rec.ID)
 		}
 	}
