@@ -69,6 +69,34 @@ func withCommand(a *fleet.Agent) {
 	a.Run = fleet.Run{Command: []string{"agent"}, Protocol: fleet.Stdio}
 }
 
+// The turn before was a worker's; this one is of a runtime that fetches nothing.
+func TestASnapshotDoesNotUndoATurnThatNoWorkerFetched(t *testing.T) {
+	h, x := localHouse(t, 1, agentNamed("book", withCommand, func(a *fleet.Agent) { a.Shape = fleet.Instance }))
+	h.submit(Submission{Agent: "book", Session: "other"}) // takes the local slot
+	h.lease("w1", 1, "book")
+	first := h.submit(Submission{Agent: "book", Session: "s"})
+	if got := h.lease("w1", 1, "book"); len(got) != 1 || got[0].Run != first.ID {
+		t.Fatalf("the worker got %+v", got)
+	}
+	beat := WorkerBeat{Worker: "w1", Agents: []string{"book"}, Slots: 10, Draining: true, Attempts: []string{runtime.AttemptID(first.ID, 1)}}
+	if _, err := h.p.Beat(t.Context(), beat); err != nil {
+		t.Fatal(err)
+	}
+	h.report(runtime.Report{Type: runtime.Completed, Run: first.ID, N: 1, Worker: "w1", Session: json.RawMessage(`1`)})
+	h.report(runtime.Report{Type: runtime.Completed, Run: x.started[0].Run, N: 1})
+	second := h.submit(Submission{Agent: "book", Session: "s"})
+	if h.report(runtime.Report{Type: runtime.Completed, Run: second.ID, N: 1, Session: json.RawMessage(`2`)}); len(x.started) != 2 {
+		t.Fatalf("%d starts", len(x.started))
+	}
+	beat.Attempts, beat.Sessions = nil, map[string]json.RawMessage{"s": json.RawMessage(`1.5`)}
+	if _, err := h.p.Beat(t.Context(), beat); err != nil {
+		t.Fatal(err)
+	}
+	if got, _, err := h.p.session(t.Context(), "default/book/s"); err != nil || string(got) != `2` {
+		t.Fatalf("session is %s, %v, want 2", got, err)
+	}
+}
+
 func TestARefusedStartBacksOffAndSpendsNothing(t *testing.T) {
 	h, x := localHouse(t, 2, agentNamed("echo", withCommand))
 	x.refuse = fmt.Errorf("no such program: %w", runtime.ErrRefused)

@@ -418,6 +418,7 @@ func (ix *index) hold(p *Plane, r *run.Record, t *tracked) *live {
 		ix.targets[l.target][r.ID] = struct{}{}
 		if l.session != "" {
 			ix.sessions[l.session] = r.ID
+			delete(ix.lastTurn, l.session) // whoever took the last turn has nothing newer to hand over
 		}
 		if c := ix.classes[t.class]; c.agent != nil {
 			a := c.agent.object.(*fleet.Agent)
