@@ -58,7 +58,14 @@ func (w *world) advance(d time.Duration) {
 	}
 }
 
-func (w *world) opTick(r *rng) { w.advance(time.Duration(1+r.n(1000)) * time.Millisecond) }
+func (w *world) opTick(r *rng) {
+	most := 1000
+	if r.oneIn(3) {
+		most = 10_000
+	}
+	w.advance(time.Duration(1+r.n(most)) * time.Millisecond)
+}
+
 func (w *world) opWait(r *rng) { w.advance(time.Duration(10+r.n(110)) * time.Second) }
 func (w *world) opLeap(r *rng) { w.advance(time.Duration(1+r.n(60)) * time.Minute) }
 
@@ -160,14 +167,17 @@ func (w *world) enter(p *process, s *submission, heard bool) {
 	})
 }
 
-// anyRun is the id of some run that exists.
+// anyRun is the id of some run that exists: every other time the one that it was before, for much goes wrong only when
+// people act on one run again and again.
 func (w *world) anyRun(r *rng) (string, bool) {
 	if len(w.ledger.order) == 0 {
 		return "", false
 	}
-	id := w.ledger.order[r.n(len(w.ledger.order))]
-	_, there := w.ledger.runs[id]
-	return id, there
+	if again := r.oneIn(2); !again || w.subject == "" {
+		w.subject = w.ledger.order[r.n(len(w.ledger.order))]
+	}
+	_, there := w.ledger.runs[w.subject]
+	return w.subject, there
 }
 
 // onRun lets a person act on some run. Refusals are answers as good as any other.
@@ -177,12 +187,22 @@ func (w *world) onRun(r *rng, what string, act func(p *process, id string) (*run
 		return
 	}
 	p := w.door(r)
+	if r.oneIn(3) {
+		p = pick(r, w.procs)
+	}
 	w.post(r, what+" "+id, func(heard bool) {
 		w.on(p, func() {
-			hangs := p.hangs
+			hangs, before := p.hangs, run.State("")
+			if k := w.ledger.runs[id]; k != nil {
+				before = k.rec.State
+			}
 			rec, err := act(p, id)
 			w.say("%s %s: %s", what, id, outcomeOf(rec, err))
 			w.ledger.checkAnswer(what, err)
+			var refusal *control.Refusal
+			if errors.As(err, &refusal) && refusal.Code == control.CodeState && p.hangs == hangs && possible(what, before) {
+				w.fail("what can be done is done", "%s %s, which is %s: %v", what, id, before, err)
+			}
 			if err != nil {
 				return
 			}
@@ -196,6 +216,19 @@ func (w *world) onRun(r *rng, what string, act func(p *process, id string) (*run
 			}
 		})
 	})
+}
+
+// possible reports whether people can do this to a run in a state.
+func possible(what string, s run.State) bool {
+	switch what {
+	case "resume":
+		return s == run.Suspended
+	case "cancel":
+		return s != "" && !s.Terminal()
+	case "suspend":
+		return s != "" && !s.Terminal() && s != run.Canceling && s != run.Compensating
+	}
+	return false
 }
 
 func outcomeOf(rec *run.Record, err error) string {

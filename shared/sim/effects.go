@@ -125,7 +125,7 @@ func (w *world) begin(a *attempt, r *rng) {
 	c, p := a.call, w.doorOf(a, r)
 	b := control.EffectBegin{
 		Run: a.Run, N: a.N, Step: "s", Effect: c.name, RequestHash: "h", Nonce: c.nonce,
-		Timeout: time.Duration(5+r.n(60)) * time.Second, Reconciled: c.found,
+		Timeout: time.Duration(10+r.n(80)) * time.Second, Reconciled: c.found,
 	}
 	w.tell(a, r, "begin", func(heard bool) {
 		w.on(p, func() {

@@ -7,7 +7,7 @@ const (
 	// Control processes and time.
 	Step   // one pass of a process
 	Settle // passes until there is nothing more to do
-	Tick   // up to a second goes by
+	Tick   // up to a second goes by, or up to ten
 	NextDue
 	Wait // ten seconds to two minutes
 	Leap // up to an hour
@@ -85,7 +85,7 @@ func init() {
 		Lease:   {"Lease", 20, (*world).opLease},
 		Beat:    {"Beat", 14, (*world).opBeat},
 		Work:    {"Work", 34, (*world).opWork},
-		Act:     {"Act", 24, (*world).opAct},
+		Act:     {"Act", 34, (*world).opAct},
 		Vanish:  {"Vanish", 2, (*world).opVanish},
 		Stall:   {"Stall", 2, (*world).opStall},
 		Drain:   {"Drain", 3, (*world).opDrain},

@@ -218,7 +218,7 @@ func (w *world) opStall(r *rng) {
 		}
 	}
 	if x != nil {
-		x.stalled = w.passed + time.Duration(5+r.n(60))*time.Second
+		x.stalled = w.passed + time.Duration(15+r.n(50))*time.Second
 		w.say("%s hangs until %s", x.id, x.stalled)
 	}
 }

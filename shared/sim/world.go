@@ -75,7 +75,8 @@ type world struct {
 	disk    *memory.Store
 	procs   []*process
 	workers []*worker
-	serial  int // of workers
+	serial  int    // of workers
+	subject string // the run that people acted on last
 	mail    []letter
 	seen    map[string]int
 	ledger  *ledger
