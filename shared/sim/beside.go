@@ -51,6 +51,10 @@ func (l *ledger) turn(p *process, x *worker, a *runtime.Assignment, r *run.Recor
 // wroteSession: a session changes with the end of a turn, or by a snapshot of the worker that took the last one.
 func (l *ledger) wroteSession(p *process, u *store.Unit, d *store.Write) {
 	s := l.sessions[d.ID]
+	if s == nil && l.w.temper.two { // another process had ended the turn before it was handed over
+		s = &session{}
+		l.sessions[d.ID] = s
+	}
 	if s == nil {
 		l.w.fail("a session belongs to a turn", "session %s", d.ID)
 	}

@@ -92,6 +92,50 @@ func (w *world) opAct(r *rng) {
 	}
 }
 
+// opOutlive lets a worker hang that was told to proceed with an effect. Its attempt is given up, another one comes to the
+// same effect, and then the first goes on where it was, for its time is not over.
+func (w *world) opOutlive(r *rng) {
+	var list []*attempt
+	for _, x := range w.alive() {
+		for _, a := range x.holds {
+			if hasEffects(a.Agent.Name()) && a.last == nil && (a.call == nil || !a.call.acted) {
+				list = append(list, a)
+			}
+		}
+	}
+	a := pick(r, list)
+	if a == nil {
+		return
+	}
+	for range 2 {
+		if a.call == nil || !a.call.may {
+			w.act(a, r)
+		}
+	}
+	if a.call == nil || !a.call.may || a.call.acted || a.dead {
+		return
+	}
+	a.worker.stalled = w.passed + time.Hour
+	for _, d := range []time.Duration{workerLease + time.Second, 2 * time.Second, 0, 4 * time.Second, 4 * time.Second, 4 * time.Second} {
+		w.advance(d)
+		for _, p := range w.procs {
+			p.settle()
+		}
+		for _, x := range w.alive() {
+			w.lease(x, w.door(r), r)
+		}
+		for _, b := range w.executing() {
+			if b.Run == a.Run && b.last == nil && (b.call != nil || b.calls == 0) {
+				w.act(b, r)
+				w.saw("effect: a successor came to it")
+			}
+		}
+	}
+	if a.worker.stalled = w.passed; !a.dead {
+		w.act(a, r)
+	}
+}
+
 func (w *world) act(a *attempt, r *rng) {
 	c := a.call
 	switch {

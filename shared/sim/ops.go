@@ -34,6 +34,7 @@ const (
 	Stall
 	Drain
 	Resolve // a person looks what became of an unknown effect
+	Outlive // a worker hangs in the middle of an effect until its successor comes to it, and then goes on
 
 	// The fleet.
 	ChangeTarget
@@ -90,6 +91,7 @@ func init() {
 		Stall:   {"Stall", 2, (*world).opStall},
 		Drain:   {"Drain", 3, (*world).opDrain},
 		Resolve: {"Resolve", 3, (*world).opResolve},
+		Outlive: {"Outlive", 4, (*world).opOutlive},
 
 		ChangeTarget: {"ChangeTarget", 2, (*world).opChangeTarget},
 		DropTarget:   {"DropTarget", 1, (*world).opDropTarget},
@@ -152,7 +154,7 @@ func (t temper) weight(op Op) int {
 		if t.fair {
 			return 0
 		}
-	case Act, Resolve:
+	case Act, Resolve, Outlive:
 		if !t.effects {
 			return 0
 		}
