@@ -139,3 +139,22 @@ func BenchmarkRemoval(b *testing.B) {
 		b.Fatalf("%d runs are left, %v", len(page.Docs), err)
 	}
 }
+
+// BenchmarkStats is the live view of a busy plane: everything that is remembered lies in the window.
+func BenchmarkStats(b *testing.B) {
+	st := memory.Open()
+	defer st.Close()
+	p, err := New(Config{Store: st})
+	if err != nil {
+		b.Fatal(err)
+	}
+	at := p.now()
+	for i := range maxSamples {
+		took := time.Duration(i*7919%5000) * time.Millisecond
+		p.stats.ring = append(p.stats.ring, sample{at: at, kind: run.EvSucceeded, agent: fmt.Sprint(i % 20), tenant: fmt.Sprint(i % 10), took: took})
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		p.Stats(time.Hour, "", "")
+	}
+}

@@ -170,62 +170,116 @@ func (g *gathering) figures(queued, running int) Figures {
 	return g.Figures
 }
 
+// percentiles are the elements that would stand in the middle and near the end if d were sorted. It changes the order.
 func percentiles(d []time.Duration) (p50, p95 time.Duration) {
 	if len(d) == 0 {
 		return 0, 0
 	}
-	slices.Sort(d)
-	return d[len(d)/2], d[len(d)*95/100]
+	at := len(d) * 95 / 100
+	p95 = pick(d, at)
+	return pick(d[:at+1], len(d)/2), p95
+}
+
+// pick brings the k-th smallest element to its place, everything smaller before it, and returns it. Finding two of many
+// takes a tenth of the time of sorting them.
+func pick(d []time.Duration, k int) time.Duration {
+	for len(d) > 1 {
+		// 1. Parts that are below, equal to and above the median of three.
+		a, b, c := d[0], d[len(d)/2], d[len(d)-1]
+		pivot := max(min(a, b), min(max(a, b), c))
+		low, at, high := 0, 0, len(d)
+		for at < high {
+			switch x := d[at]; {
+			case x < pivot:
+				d[low], d[at] = x, d[low]
+				low, at = low+1, at+1
+			case x > pivot:
+				high--
+				d[at], d[high] = d[high], x
+			default:
+				at++
+			}
+		}
+		// 2. The part that has it.
+		switch {
+		case k < low:
+			d = d[:low]
+		case k < high:
+			return pivot
+		default:
+			d, k = d[high:], k-high
+		}
+	}
+	return d[0]
+}
+
+// lately gathers what happened in the window, in all and by name; covered is how much of the window that is. The lock,
+// which everything that happens needs, is given back in between.
+func (s *statistics) lately(now run.Instant, window time.Duration, agent, tenant string) (total *gathering, agents, tenants gatherings, covered time.Duration) {
+	const bite = 1000
+	total, agents, tenants = new(gathering), make(gatherings), make(gatherings)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	covered = s.covered(now, window)
+	for i := range s.ring {
+		if i%bite == bite-1 {
+			s.mu.Unlock()
+			s.mu.Lock()
+		}
+		x := &s.ring[i]
+		if now.Sub(x.at) > covered || agent != "" && x.agent != agent || tenant != "" && x.tenant != tenant {
+			continue
+		}
+		total.add(x)
+		agents.of(x.agent).add(x)
+		tenants.of(x.tenant).add(x)
+	}
+	return total, agents, tenants, covered
+}
+
+type gatherings map[string]*gathering
+
+func (m gatherings) of(name string) *gathering {
+	g := m[name]
+	if g == nil {
+		g = new(gathering)
+		m[name] = g
+	}
+	return g
+}
+
+// figures are those of every name, with what is queued and running now.
+func (m gatherings) figures(now tallies) []NamedFigures {
+	var out []NamedFigures
+	for _, name := range slices.Sorted(maps.Keys(m)) {
+		n := now.of(name)
+		out = append(out, NamedFigures{name, m[name].figures(n.queued, n.live)})
+	}
+	return out
+}
+
+// only copies the counts of one name, or of all.
+func (t tallies) only(name string) tallies {
+	out := make(tallies)
+	for k, c := range t {
+		if name == "" || k == name {
+			out[k] = &tally{c.queued, c.live, c.rest}
+		}
+	}
+	return out
 }
 
 // Stats gathers figures over the last window, of one agent or tenant if named.
 func (p *Plane) Stats(window time.Duration, agent, tenant string) Stats {
 	now := p.now()
-	out := Stats{At: now, States: p.states()}
-	var total gathering
-	agents, tenants := make(map[string]*gathering), make(map[string]*gathering)
-	of := func(m map[string]*gathering, name string) *gathering {
-		if m[name] == nil {
-			m[name] = new(gathering)
-		}
-		return m[name]
-	}
-	p.stats.mu.Lock()
-	window = p.stats.covered(now, window)
-	out.Window = window
-	for i := range p.stats.ring {
-		x := &p.stats.ring[i]
-		if now.Sub(x.at) > window || agent != "" && x.agent != agent || tenant != "" && x.tenant != tenant {
-			continue
-		}
-		total.add(x)
-		of(agents, x.agent).add(x)
-		of(tenants, x.tenant).add(x)
-	}
-	p.stats.mu.Unlock()
+	out := Stats{At: now}
+	// 1. What happened.
+	total, agents, tenants, covered := p.stats.lately(now, window, agent, tenant)
+	out.Window = covered
+	// 2. What is now.
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	for name := range p.ix.agents {
-		if agent == "" || name == agent {
-			of(agents, name)
-		}
-	}
-	for name := range p.ix.tenants {
-		if tenant == "" || name == tenant {
-			of(tenants, name)
-		}
-	}
-	queued, running := 0, 0
-	for _, name := range slices.Sorted(maps.Keys(agents)) {
-		n := p.ix.agents.of(name)
-		queued, running = queued+n.queued, running+n.live
-		out.Agents = append(out.Agents, NamedFigures{name, agents[name].figures(n.queued, n.live)})
-	}
-	for _, name := range slices.Sorted(maps.Keys(tenants)) {
-		n := p.ix.tenants.of(name)
-		out.Tenants = append(out.Tenants, NamedFigures{name, tenants[name].figures(n.queued, n.live)})
-	}
-	out.Total = total.figures(queued, running)
+	out.States = p.ix.states()
+	ofAgents, ofTenants := p.ix.agents.only(agent), p.ix.tenants.only(tenant)
 	for _, n := range p.ix.world.Nodes() {
 		size := n.Size()
 		if size > 1<<30 {
@@ -238,5 +292,43 @@ func (p *Plane) Stats(window time.Duration, agent, tenant string) Stats {
 			out.OldestQueued = max(out.OldestQueued, now.Sub(t.Oldest))
 		}
 	}
+	p.mu.Unlock()
+	// 3. Both together, without holding anybody up.
+	for name := range ofAgents {
+		agents.of(name)
+	}
+	for name := range ofTenants {
+		tenants.of(name)
+	}
+	out.Agents, out.Tenants = agents.figures(ofAgents), tenants.figures(ofTenants)
+	queued, running := 0, 0
+	for name := range agents {
+		n := ofAgents.of(name)
+		queued, running = queued+n.queued, running+n.live
+	}
+	out.Total = total.figures(queued, running)
 	return out
+}
+
+// states counts the runs that are in memory, by state. Of live ones there are as many as slots; the others are counted
+// as they come and go.
+func (ix *index) states() map[run.State]int {
+	n := make(map[run.State]int)
+	add := func(s run.State, count int) {
+		if count > 0 {
+			n[s] += count
+		}
+	}
+	for _, t := range ix.agents {
+		add(run.Queued, t.queued)
+		add(run.Unschedulable, t.rest)
+	}
+	for _, held := range ix.targets {
+		for id := range held {
+			if t := ix.runs[id]; t != nil {
+				add(t.state, 1)
+			}
+		}
+	}
+	return n
 }

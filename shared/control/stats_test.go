@@ -1,8 +1,11 @@
 package control
 
 import (
+	"slices"
 	"testing"
 	"time"
+
+	"pgregory.net/rapid"
 
 	"github.com/errand-run/errand/shared/run"
 )
@@ -29,4 +32,15 @@ func TestTheWindowOfStatsIsNoLongerThanWhatIsRemembered(t *testing.T) {
 	if got := s.covered(now, time.Minute); got != time.Minute {
 		t.Errorf("a short window became %v", got)
 	}
+}
+
+func TestPercentilesAreThoseOfTheSortedList(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		d := rapid.SliceOfN(rapid.Map(rapid.IntRange(0, 20), func(i int) time.Duration { return time.Duration(i) }), 1, 200).Draw(t, "durations")
+		sorted := slices.Sorted(slices.Values(d))
+		p50, p95 := percentiles(d)
+		if p50 != sorted[len(d)/2] || p95 != sorted[len(d)*95/100] {
+			t.Fatalf("%d and %d of %v", p50, p95, sorted)
+		}
+	})
 }
