@@ -20,7 +20,7 @@ import (
 
 // Limits of recorded arrivals.
 const (
-	MaxRecorded = 5_000_000
+	MaxRecorded = 2_000_000
 	MaxLine     = 64 << 10 // bytes
 	maxFaults   = 20       // lines that are reported
 	maxAttempts = 100      // of a line

@@ -31,7 +31,7 @@ type Options struct {
 const (
 	MaxWindow = 366 * 24 * time.Hour
 	MaxPoints = 2_000
-	MaxHeld   = 5_000_000 // runs that wait or run at a time
+	MaxHeld   = 3_000_000 // runs that wait or run at a time
 )
 
 const (

@@ -70,7 +70,11 @@ func Explain(s Side) []Finding {
 		r := &rows[i]
 		var parts []string
 		if r.Wait.P95 >= noticeable || r.Wait.Max >= 10*noticeable {
-			parts = append(parts, fmt.Sprintf("%s waited: half of its runs up to %s, 95 %% up to %s, the longest %s", r.Tenant, r.Wait.P50, r.Wait.P95, r.Wait.Max)+why(s, r))
+			half := "up to " + r.Wait.P50.String()
+			if r.Wait.P50 == 0 {
+				half = "not at all"
+			}
+			parts = append(parts, fmt.Sprintf("%s waited: half of its runs %s, 95 %% up to %s, the longest %s", r.Tenant, half, r.Wait.P95, r.Wait.Max)+why(s, r))
 		}
 		parts = append(parts, troubles(s, r)...)
 		if len(parts) > 0 && len(list) < maxFindings {

@@ -139,7 +139,7 @@ func (r *Report) page() *page {
 		p.Sides = append(p.Sides, pageSide{
 			Label: r.label(i), Class: class(i), Name: s.Name,
 			Tiles: []tile{
-				{"half waited up to", t.Wait.P50.String()}, {"95 % up to", t.Wait.P95.String()}, {"longest", t.Wait.Max.String()},
+				{"wait p50", t.Wait.P50.String()}, {"wait p95", t.Wait.P95.String()}, {"longest wait", t.Wait.Max.String()},
 				{"turned away", thousands(t.Shed + t.Refused)}, {"failed", thousands(t.Failed)},
 				{"still waiting", thousands(t.Waiting)}, {"cost", "$" + cmp.Or(dollarsOrNone(t.USD()), "0")},
 			},
