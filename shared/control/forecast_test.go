@@ -155,10 +155,7 @@ func playControl(t *testing.T, objects []fleet.Object, list []played, slots int,
 }
 
 // replayed gives submissions to a forecast.
-type replayed struct {
-	list  []played
-	kinds map[string]*forecast.Kind
-}
+type replayed struct{ list []played }
 
 func (s *replayed) Next() (forecast.Arrival, bool, error) {
 	if len(s.list) == 0 {

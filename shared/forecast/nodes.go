@@ -114,11 +114,8 @@ func (e *engine) regroup(p *pair) {
 	}
 	g := e.groups[string(key)]
 	if g == nil && len(e.groups) >= maxGroups {
-		key, nodes = []byte("*"), nil
+		key, nodes = []byte("*"), e.nodeList
 		g = e.groups["*"]
-		for _, n := range e.nodeList {
-			nodes = append(nodes, n)
-		}
 	}
 	if g == nil {
 		g = newGroup(nodes)

@@ -85,10 +85,9 @@ var countAxis = axis{
 		return strconv.FormatFloat(v, 'f', 1, 64)
 	},
 	nice: func(most float64) (float64, float64) {
-		step := 1.0
 		for unit := 1.0; ; unit *= 10 {
 			for _, m := range []float64{1, 2, 5} {
-				if step = m * unit; most <= 4*step {
+				if step := m * unit; most <= 4*step {
 					return math.Max(math.Ceil(most/step), 1) * step, step
 				}
 			}

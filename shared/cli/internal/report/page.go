@@ -130,7 +130,7 @@ func (r *Report) HTML(w io.Writer) error {
 func (r *Report) page() *page {
 	first := r.A.Result
 	p := &page{
-		Arrivals: r.Arrivals, Window: forecast.Span(first.Window).String(), Start: first.Start.Format("Monday 2 January 2006, 15:04 MST"),
+		Arrivals: r.Arrivals, Window: first.Window.String(), Start: first.Start.Format("Monday 2 January 2006, 15:04 MST"),
 		Runs: thousands(first.Total.Arrived), Two: r.B != nil, Findings: r.A.Findings,
 	}
 	// 1. What was played, and what came of it as a whole.

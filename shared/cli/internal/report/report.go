@@ -154,7 +154,7 @@ func (r *Report) Text(p render.Printer) error {
 	w := &sticky{w: p.W}
 	// 1. What was played.
 	first := r.A.Result
-	w.printf("%s from %s, %d runs of %s\n", forecast.Span(first.Window), first.Start.Format("Mon 2 Jan 2006 15:04 MST"), first.Total.Arrived, render.Clean(r.Arrivals))
+	w.printf("%s from %s, %d runs of %s\n", first.Window, first.Start.Format("Mon 2 Jan 2006 15:04 MST"), first.Total.Arrived, render.Clean(r.Arrivals))
 	for i, s := range r.sides() {
 		if r.B != nil {
 			w.printf("%s is %s\n", r.label(i), render.Clean(s.Name))
