@@ -1,4 +1,4 @@
-package control_test
+package seed_test
 
 import (
 	"os"
