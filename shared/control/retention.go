@@ -26,6 +26,7 @@ const (
 	removePause  = 5 * time.Millisecond // between two bites, at least: see pauseAfter
 	removeLag    = time.Hour            // overdue by more, and it hurries
 	removeRound  = time.Second          // between two rounds over all shards, at least
+	removeNeeded = time.Minute          // after a round that found only what is needed still
 	removeRetry  = time.Second          // after a failure
 	removeReread = 10 * time.Minute     // where other processes end runs as well: how long that may go unnoticed
 	retryMargin  = 5 * time.Second      // before the removal of a run: it is not retried any more
@@ -86,6 +87,7 @@ type retention struct {
 	id      string
 	soonest run.Instant // what this round found to be due later
 	kept    int         // what this round found to be needed still
+	removed int
 	behind  time.Duration
 	spent   time.Duration
 }
@@ -192,10 +194,13 @@ func (p *Plane) removeSome(ctx context.Context, t *retention, now run.Instant) (
 		return 0, false, nil
 	}
 	next = t.soonest
-	if t.kept > 0 {
+	switch {
+	case t.kept > 0 && t.removed > 0: // which may have been what needed them
 		next = now
+	case t.kept > 0:
+		next = run.Earliest(next, now.Add(removeNeeded))
 	}
-	t.shard, t.wake, t.id, t.soonest, t.kept = 0, 0, "", 0, 0
+	t.shard, t.wake, t.id, t.soonest, t.kept, t.removed = 0, 0, "", 0, 0, 0
 	return next, true, nil
 }
 
@@ -231,6 +236,8 @@ func (p *Plane) remove(ctx context.Context, t *retention, docs []store.Doc, now 
 			t.kept++
 		case err != nil:
 			return fmt.Errorf("remove run %s: %w", ids[i], err)
+		default:
+			t.removed++
 		}
 		p.records.forget(ids[i])
 	}

@@ -405,3 +405,23 @@ func TestRemovalLeavesTimeToOthers(t *testing.T) {
 		}
 	}
 }
+
+func TestWhatIsNeededStillIsLookedAtNowAndThen(t *testing.T) {
+	h := newHouse(t, keeps("echo", hour))
+	h.put("parent", "", run.Failed)
+	h.put("child", "parent", run.Suspended)
+	h.open()
+	h.pass(2 * hour)
+	looks := 0
+	h.p.store = &spy{Store: h.store, commits: func([]store.Unit) {}, due: func(shard uint8, _ int) {
+		if shard == shards {
+			looks++
+		}
+	}}
+	for range 300 {
+		h.pass(time.Second)
+	}
+	if looks < 4 || looks > 2*6 { // what is due, and what is due next, in each round
+		t.Errorf("%d looks in five minutes", looks)
+	}
+}
