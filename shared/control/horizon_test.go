@@ -47,7 +47,7 @@ func (h *house) held() (waiting []*run.Record) {
 }
 
 func TestWakeUpsInMemoryAreBoundedAndNoneIsLate(t *testing.T) {
-	const most, n, page = 100, 4500, store.MaxPage
+	const most, n, page = 100, 2600, store.MaxPage
 	for name, c := range map[string]struct {
 		span  time.Duration
 		later time.Duration // passes while no process is there
