@@ -1,7 +1,9 @@
 package forecast_test
 
 import (
+	"encoding/json"
 	"errors"
+	"fmt"
 	"math"
 	"strings"
 	"testing"
@@ -287,6 +289,66 @@ func TestTheSameArrivalsMeetEveryFleet(t *testing.T) {
 	}
 	if a.Total.Wait.Mean >= b.Total.Wait.Mean {
 		t.Errorf("mean wait %s on many slots, %s on few", a.Total.Wait.Mean, b.Total.Wait.Mean)
+	}
+}
+
+// What a pass leaves out, because it can tell that it would be refused, changes nothing.
+func TestAPassThatLooksAtFewDecidesAsAWalk(t *testing.T) {
+	var quotas []forecast.Stream
+	limited := []fleet.Object{agentOf("a"), agentOf("b", func(a *fleet.Agent) { a.Concurrency.Max = 7 }), targetOf("t", 30), targetOf("u", 9)}
+	for i := range 40 {
+		name := fmt.Sprintf("tenant-%02d", i)
+		limited = append(limited, tenantOf(name, 1+i%3, quota(1+i%2)))
+		quotas = append(quotas, stream(name, 60, forecast.Exponential(seconds(70))), stream(name, 20, forecast.Exponential(seconds(20)), func(s *forecast.Stream) {
+			s.Kind.Agent, s.Kind.Sessions = "b", []string{"x", "y"}
+			s.Kind.Failures = []forecast.Failure{{Class: run.ClassUser, Rate: 0.2}}
+		}))
+	}
+	// Large runs of few priorities come now and then, and the queue empties in between.
+	var now []forecast.Stream
+	for i, tenant := range []string{"acme", "beta", "gamma"} {
+		for k, agent := range []string{"a", "narrow", "turns", "large"} {
+			now = append(now, forecast.Stream{
+				Kind:    &forecast.Kind{Tenant: tenant, Agent: agent, Priority: new(30 * k), Duration: forecast.Uniform(seconds(1), seconds(7)), Failures: []forecast.Failure{{Class: run.ClassUser, Rate: 0.2}}},
+				Batches: []forecast.Batch{{At: time.Duration(i+k) * 7 * time.Second, Every: 4 * time.Minute, Count: 3 + i}},
+				PerHour: 20,
+			})
+		}
+	}
+	sometimes := []fleet.Object{
+		agentOf("a"), agentOf("narrow", func(a *fleet.Agent) { a.Concurrency.PerTenant = 2 }), agentOf("turns", func(a *fleet.Agent) { a.Shape = fleet.Instance }),
+		agentOf("large", func(a *fleet.Agent) { a.Needs.Slots = 3 }), targetOf("t", 4), tenantOf("acme", 3), tenantOf("beta", 1, quota(3)),
+	}
+	for name, tc := range map[string]struct {
+		objects []fleet.Object
+		streams []forecast.Stream
+		window  time.Duration
+	}{
+		"a bit of everything":     {busyFleet(), busyStreams(), 12 * time.Minute},
+		"large runs at times":     {sometimes, now, 3 * time.Hour},
+		"limits of every tenant":  {limited, quotas, 20 * time.Minute},
+		"a day of many, too many": {append(dayFleet()[:12:12], tenantOf("tenant-01", 1, quota(1))), dayStreams(300_000), 10 * time.Minute},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for seed := range uint64(8) {
+				text := make(map[bool]string)
+				for _, always := range []bool{true, false} {
+					forecast.WalkAlways(always)
+					r, err := forecast.Run(tc.objects, forecast.Streams(tc.streams, monday, tc.window, seed), forecast.Options{Start: monday, Window: tc.window})
+					if err != nil {
+						t.Fatal(err)
+					}
+					form, err := json.Marshal(r)
+					if err != nil {
+						t.Fatal(err)
+					}
+					text[always] = string(form)
+				}
+				if text[true] != text[false] {
+					t.Fatalf("seed %d: two results:\n%.3000s\n%.3000s", seed, text[true], text[false])
+				}
+			}
+		})
 	}
 }
 

@@ -44,6 +44,9 @@ const (
 	progressEvery = 20_000
 )
 
+// walkAlways makes every pass a walk over the whole queue, to compare with.
+var walkAlways = false
+
 // engine is a forecast under way.
 type engine struct {
 	*policy
@@ -70,7 +73,12 @@ type engine struct {
 	groups   map[string]*group
 
 	fresh   []*class // with runs that came since the last pass
+	over    []*class // of which a run ended since the last pass
+	chosen  []*class // memory of candidates
 	freed   bool     // something ended since the last complete pass
+	partial bool     // the last walk did not come to its end
+	atWorld int      // classes with waiting runs that were refused for want of room
+	looked  uint64   // stamp at which the last pass began
 	changed bool     // workers came or left
 	large   int      // runs that wait and need more than one slot
 	holds   []hold   // not settled
@@ -349,7 +357,9 @@ func (e *engine) leave(t *task) {
 	p.settle(e.now)
 	e.touch(p)
 	p.count(-1, 0)
-	c.queued--
+	if c.queued--; c.queued == 0 {
+		e.refuse(c, refusal{})
+	}
 	if c.busy {
 		p.meter.turn--
 	}

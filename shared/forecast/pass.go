@@ -19,23 +19,32 @@ func (e *engine) pass() (more bool) {
 		e.changed = false
 		e.unpark()
 	}
-	// 2. A walk in which nothing is placed changes nothing, so one that would refuse everything is left out.
-	if !e.worthwhile() {
-		e.fresh = e.fresh[:0]
+	before := e.stamp()
+	defer func() { e.fresh, e.over, e.looked = e.fresh[:0], e.over[:0], before }()
+	// 2. A walk in which nothing is placed changes nothing, so one that would refuse everything is left out; and where a
+	// single class can be looked at alone, there is no need to come by all the others.
+	if list, known := e.candidates(); known && len(list) < 2 {
+		e.freed = false
+		for _, c := range list {
+			e.placeAhead(c)
+		}
+		return false
+	} else if !known && !e.worthwhile() {
 		return false
 	}
-	e.fresh = e.fresh[:0]
 	// 3. In order.
 	walk := e.queue.Begin()
-	placed, complete, before := 0, true, e.stamp()
+	placed, complete := 0, true
+	e.partial = false
 	for entry, ok := walk.Next(); ok; entry, ok = walk.Next() {
 		if placed >= maxPass {
 			walk.Skip(entry)
-			more, complete = true, false
+			more, complete, e.partial = true, false, true
 			break
 		}
 		if placed > 0 && e.profile.Saturated(e.world) { // nothing behind it can be placed either
 			walk.Skip(entry)
+			e.partial = true
 			more = e.large > 0 // the next pass looks who has waited long enough for a reservation
 			break
 		}
@@ -48,6 +57,95 @@ func (e *engine) pass() (more bool) {
 	more = more || e.stamp() != before
 	e.freed = !complete || more
 	return more
+}
+
+// maxCandidates is beyond how many classes a walk is as quick as a look at each.
+const maxCandidates = 64
+
+// candidates lists the classes of which a run may be placed, if that can be told without a walk.
+func (e *engine) candidates() (list []*class, known bool) {
+	if walkAlways || e.partial || e.large > 0 || e.atWorld > 0 && e.looked != e.stamp() {
+		return nil, false
+	}
+	found := e.chosen[:0]
+	defer func() {
+		for _, c := range found {
+			c.chosen = false
+		}
+		e.chosen = found[:0]
+	}()
+	add := func(c *class) bool {
+		if c.queued > 0 && !c.chosen && !e.stillRefused(c) {
+			c.chosen = true
+			found = append(found, c)
+		}
+		return len(found) <= maxCandidates
+	}
+	addAll := func(pairs []*pair) bool {
+		for _, p := range pairs {
+			if p.queued == 0 {
+				continue
+			}
+			if !add(p.plain) {
+				return false
+			}
+			for _, c := range p.turns {
+				if !add(c) {
+					return false
+				}
+			}
+		}
+		return true
+	}
+	for _, c := range e.fresh {
+		if !add(c) {
+			return nil, false
+		}
+	}
+	for _, c := range e.over {
+		p := c.pair
+		if !add(c) || p.agent.Concurrency.PerTenant > 0 && !addAll([]*pair{p}) || p.tenant.Quota.Running > 0 && !addAll(p.tenant.pairs) ||
+			p.agent.Concurrency.Max > 0 && !addAll(p.agent.pairs) {
+			return nil, false
+		}
+	}
+	return found, true
+}
+
+// placeAhead places what can be placed of one class, when everything else would be refused.
+func (e *engine) placeAhead(c *class) {
+	walk := e.queue.Begin()
+	defer walk.End()
+	for {
+		entry, ok := e.queue.First(c.pair.tenant.Name(), c.key)
+		if !ok || e.held(c) {
+			return
+		}
+		t := e.tasks.named(entry.ID)
+		c.record.ID = entry.ID
+		switch d := e.profile.Place(e.world, &c.request); d.Outcome {
+		case placement.Placed:
+			walk.TakeAhead(entry)
+			e.start(t, &d)
+		case placement.Unschedulable:
+			walk.Remove(entry)
+			e.park(t, &d)
+		default:
+			e.noRoom(c, d.Outcome)
+			return
+		}
+	}
+}
+
+// refuse notes why a class stays where it is.
+func (e *engine) refuse(c *class, r refusal) {
+	if c.refused.scope == byWorld {
+		e.atWorld--
+	}
+	if r.scope == byWorld {
+		e.atWorld++
+	}
+	c.refused = r
 }
 
 // worthwhile reports whether a walk may place anything: something ended, or one of the runs that came can be placed.
@@ -95,7 +193,7 @@ func (e *engine) refuses(c *class) bool {
 
 func (e *engine) noRoom(c *class, o placement.Outcome) bool {
 	if o == placement.NoCapacity {
-		c.refused = refusal{byWorld, e.stamp()}
+		e.refuse(c, refusal{byWorld, e.stamp()})
 		e.regroup(c.pair)
 		return true
 	}
@@ -106,7 +204,7 @@ func (e *engine) noRoom(c *class, o placement.Outcome) bool {
 func (e *engine) held(c *class) bool {
 	p := c.pair
 	if c.busy {
-		c.refused = refusal{bySession, 0}
+		e.refuse(c, refusal{bySession, 0})
 		return true
 	}
 	v := admission.Start(p.agent.Agent, p.tenant.Tenant, p.view(), &c.record, e.now)
@@ -115,11 +213,11 @@ func (e *engine) held(c *class) bool {
 	}
 	switch v.Scope {
 	case admission.ScopeTenant:
-		c.refused = refusal{byTenant, p.tenant.freed}
+		e.refuse(c, refusal{byTenant, p.tenant.freed})
 	case admission.ScopeAgent:
-		c.refused = refusal{byAgent, p.agent.freed}
+		e.refuse(c, refusal{byAgent, p.agent.freed})
 	default:
-		c.refused = refusal{byPair, p.freed}
+		e.refuse(c, refusal{byPair, p.freed})
 	}
 	return true
 }
@@ -313,6 +411,7 @@ func (e *engine) ended(t *task) {
 	e.touch(p)
 	e.world.Release(t.id)
 	e.freed = true
+	e.over = append(e.over, c)
 	p.count(0, -1)
 	e.occupy(t, -1)
 	if c.session != "" {

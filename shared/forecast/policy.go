@@ -70,6 +70,7 @@ type class struct {
 	record  run.Record
 	request placement.Request
 	refused refusal // by the last decision
+	chosen  bool    // is among the candidates of this pass
 }
 
 // refusal is why the last decision left a class where it is, and what it stands on.

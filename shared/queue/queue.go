@@ -243,6 +243,15 @@ func (q *Queue) Get(id string) (Entry, bool) {
 	return it.entry(), true
 }
 
+// First returns the entry of a tenant's class that is next in the tenant's own order.
+func (q *Queue) First(tenant string, c Class) (Entry, bool) {
+	t := q.tenants[tenant]
+	if t == nil || t.classes[c] == nil || len(t.classes[c].entries) == 0 {
+		return Entry{}, false
+	}
+	return t.classes[c].entries[0].entry(), true
+}
+
 // Len is the number of entries.
 func (q *Queue) Len() int { return len(q.index) }
 
