@@ -114,6 +114,26 @@ func TestAKeyOfARunThatWaitsForItsTimeTakesNoSlotWhenItComesAgainInThatPass(t *t
 	}
 }
 
+func TestAnAttemptThatWasFetchedBeforeARestartIsNotTakenForOneThatNeverWas(t *testing.T) {
+	h := newHouse(t, agentNamed("mails", func(a *fleet.Agent) { a.Effects.Settle = fleet.Duration(time.Second) }))
+	h.lease("w1", 1, "mails")
+	r := h.submit(Submission{Agent: "mails"})
+	h.lease("w1", 1, "mails")
+	h.open() // before its start was written
+	mail := EffectBegin{Run: r.ID, N: 1, Effect: "mail", RequestHash: "h", Nonce: "n1", Timeout: time.Minute}
+	if ans, err := h.p.BeginEffect(t.Context(), mail); err != nil || ans.Answer != string(run.BeginProceed) {
+		t.Fatalf("the first attempt is told %q, %v", ans.Answer, err)
+	}
+	h.pass(16 * time.Second) // its worker hangs
+	h.lease("w2", 1, "mails")
+	h.pass(5 * time.Second)
+	h.lease("w2", 1, "mails")
+	mail.N, mail.Nonce = 2, "n2"
+	if ans, err := h.p.BeginEffect(t.Context(), mail); err != nil || ans.Answer != string(run.BeginWait) {
+		t.Fatalf("the second attempt is told %q, %v, and the first may act for half a minute more", ans.Answer, err)
+	}
+}
+
 func TestDeclarationsGoOnAfterAnApplyWithAnUnknownOutcome(t *testing.T) {
 	h := newHouse(t, agentNamed("echo"))
 	s := doubt(h)

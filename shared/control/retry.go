@@ -105,12 +105,13 @@ func (p *Plane) lost(id string, n int, why string, unspent bool) edit {
 	}}
 }
 
-// wasHanded reports whether an executor may have taken the attempt.
+// wasHanded reports whether an executor may have taken the attempt: also one that took it from the process before this
+// one and has not shown itself since.
 func (p *Plane) wasHanded(id string, n int) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	t := p.ix.runs[id]
-	return t != nil && t.live != nil && t.live.n == n && t.live.handed != 0
+	return t != nil && t.live != nil && t.live.n == n && (t.live.handed != 0 || t.live.unsure)
 }
 
 func (p *Plane) usageSoFar(id string, n int) *run.Usage {
