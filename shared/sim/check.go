@@ -274,7 +274,7 @@ func (l *ledger) settled(p *process) {
 func (l *ledger) derived(p *process) {
 	w := l.w
 	queued, live := map[string]int{}, map[string]int{}
-	onTarget := map[string]int{}
+	onTarget, onNode := map[string]int{}, map[string]int{}
 	for _, k := range l.runs {
 		switch r := k.rec; {
 		case r.State == run.Queued:
@@ -285,6 +285,11 @@ func (l *ledger) derived(p *process) {
 			}
 			live[r.Agent]++
 			onTarget[r.Target]++
+			node := r.Current().Node
+			if node == "" {
+				node = r.Target
+			}
+			onNode[node] += max(w.fleet.agents[revisionOf(r)].Needs.Slots, 1)
 		}
 	}
 	agents, err := p.plane.Declared(w.ctx, fleet.KindAgent)
@@ -300,6 +305,11 @@ func (l *ledger) derived(p *process) {
 	for _, t := range targets {
 		if name := t.Object.Name(); t.Running != onTarget[name] {
 			w.fail("the index says what the records say", "target %s: %d live, records say %d", name, t.Running, onTarget[name])
+		}
+	}
+	for _, n := range p.plane.Stats(time.Second, "", "").Targets {
+		if n.Used != onNode[n.Name] {
+			w.fail("a slot in use is a live run's", "%s: %d in use, records say %d", n.Name, n.Used, onNode[n.Name])
 		}
 	}
 }

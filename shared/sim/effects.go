@@ -95,17 +95,32 @@ func (w *world) opAct(r *rng) {
 // opOutlive lets a worker hang that was told to proceed with an effect. Its attempt is given up, another one comes to the
 // same effect, and then the first goes on where it was, for its time is not over.
 func (w *world) opOutlive(r *rng) {
-	var list []*attempt
+	for _, x := range w.alive() {
+		w.lease(x, w.door(r), r)
+	}
+	var list, fresh []*attempt
 	for _, x := range w.alive() {
 		for _, a := range x.holds {
 			if hasEffects(a.Agent.Name()) && a.last == nil && (a.call == nil || !a.call.acted) {
 				list = append(list, a)
+				if w.ledger.runs[a.Run] != nil && w.ledger.runs[a.Run].rec.State == run.Assigned {
+					fresh = append(fresh, a)
+				}
 			}
 		}
+	}
+	if len(fresh) > 0 {
+		list = fresh
 	}
 	a := pick(r, list)
 	if a == nil {
 		return
+	}
+	if p := pick(r, w.procs); r.oneIn(2) && !w.temper.calm { // whoever handed it over is another process than now
+		if !p.down {
+			p.die()
+		}
+		p.boot()
 	}
 	for range 2 {
 		if a.call == nil || !a.call.may {

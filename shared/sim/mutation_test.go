@@ -31,6 +31,7 @@ var mutations = map[string]mutation{
 	"believe that an unknown placement failed":   {"control/place.go", "\tp.doubt(b.id)\n", ""},
 	"place while a placement is in doubt":        {"control/loop.go", "if !p.caughtUp(ctx) || !p.reread(ctx, now) {", "if p.caughtUp(ctx) && p.reread(ctx, now) && false {"},
 	"start what was not committed":               {"control/place.go", "if failures[i] != nil {\n\t\t\tp.unbind", "if failures[i] != nil && work[i] == nil {\n\t\t\tp.unbind"},
+	"take what was fetched for what never was":   {"control/retry.go", "(t.live.handed != 0 || t.live.unsure)", "t.live.handed != 0"},
 	"keep the slot of an ended attempt":          {"control/index.go", "\tix.world.Release(l.id)\n", ""},
 	"forget in a pass what it only writes":       {"control/place.go", "if fresh[a.rec.ID] != nil || written[a.rec.ID] {", "if fresh[a.rec.ID] != nil {"},
 	"count an ended attempt twice":               {"control/index.go", "\tix.count(t, 0, -1, 0)\n\tt.live = nil", "\tix.count(t, 0, -1, 0)\n\tix.count(t, 0, -1, 0)\n\tt.live = nil"},
