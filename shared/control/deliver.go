@@ -169,7 +169,7 @@ func (p *Plane) assignment(ctx context.Context, r *run.Record, agent *fleet.Agen
 	if a.Input, err = p.Value(ctx, r.Input); err != nil {
 		return a, err
 	}
-	if r.Attempt > 1 {
+	if p.mayHaveSteps(r) {
 		if a.Steps, err = p.stepsOf(ctx, r.ID); err != nil {
 			return a, err
 		}
@@ -181,6 +181,15 @@ func (p *Plane) assignment(ctx context.Context, r *run.Record, agent *fleet.Agen
 	}
 	a.Token, err = p.signs.sign(grant(r, agent), now, p.tokenExpiry(a.Deadline))
 	return a, err
+}
+
+// mayHaveSteps reports whether steps of the run may be recorded: all but surely none are of a first attempt that this
+// process has assigned. One that it took over may have recorded some, and be handed over again.
+func (p *Plane) mayHaveSteps(r *run.Record) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	t := p.ix.runs[r.ID]
+	return t == nil || t.live == nil || t.live.n != r.Attempt || t.live.steps != 0
 }
 
 // stepsOf reads a run's recorded steps in the order in which they ended.

@@ -245,6 +245,9 @@ func (p *Plane) admitStored(ctx context.Context, d store.Doc) (*run.Record, erro
 	p.records.put(r)
 	p.mu.Lock()
 	p.ix.set(p, r, false)
+	if t := p.ix.runs[r.ID]; t != nil && t.live != nil {
+		t.live.steps = -1 // who led before may have recorded some
+	}
 	p.mu.Unlock()
 	return r, nil
 }

@@ -264,6 +264,32 @@ func TestStepsAreRecordedOnceAndHandedToTheNextAttempt(t *testing.T) {
 	}
 }
 
+// The attempt recorded a step with the server before this one, and its worker has dropped it since.
+func TestAnAttemptThatIsHandedOverAgainAfterARestartGetsItsSteps(t *testing.T) {
+	h := newHouse(t, agentNamed("echo"))
+	h.lease("w1", 1, "echo")
+	r := h.submit(Submission{Agent: "echo"})
+	h.lease("w1", 1, "echo")
+	step := func(name string) {
+		if res := h.p.Report(t.Context(), []runtime.Report{{Type: runtime.StepDone, Run: r.ID, N: 1, Step: &runtime.Step{Name: name}}})[0]; res.Err != nil {
+			t.Fatalf("step %s: %v", name, res.Err)
+		}
+	}
+	step("z")
+	h.open()
+	if _, err := h.p.Beat(t.Context(), WorkerBeat{Worker: "w1", Agents: []string{"echo"}, Slots: 10}); err != nil {
+		t.Fatal(err)
+	}
+	again := h.lease("w1", 1, "echo")
+	if len(again) != 1 || again[0].N != 1 || len(again[0].Steps) != 1 {
+		t.Fatalf("handed over again: %+v", again)
+	}
+	step("a")
+	if steps, err := h.p.stepsOf(t.Context(), r.ID); err != nil || len(steps) != 2 || steps[0].Name != "z" {
+		t.Fatalf("steps are %+v, %v, want z before a", steps, err)
+	}
+}
+
 func TestASessionHasOneTurnAtATimeAndKeepsItsState(t *testing.T) {
 	h := newHouse(t, agentNamed("book", func(a *fleet.Agent) { a.Shape = fleet.Instance }))
 	a := h.submit(Submission{Agent: "book"})
