@@ -295,11 +295,15 @@ func (w *world) opBegin(r *rng) {
 	w.post(r, "begin of "+b.Worker, func(heard bool) {
 		w.on(p, func() {
 			p.heard[x.id] = hearing{agents: x.agents, slots: 1, at: w.passed}
+			led := p.leads()
 			a, err := p.plane.Begin(w.ctx, b)
 			w.say("%s begins a run of %s: %s, %v", b.Worker, b.Agent, a.ID(), err)
 			w.ledger.checkAnswer("begin a run", err)
 			if err != nil {
 				return
+			}
+			if !led {
+				w.fail("who registers a handler decides", "process %s does not, and began %s", p.name, a.ID())
 			}
 			w.saw("run begun directly")
 			w.ledger.handed(p, x, &a)

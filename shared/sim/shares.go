@@ -18,6 +18,7 @@ type shares struct {
 	begun  map[string]run.Instant   // by run: when its attempt started
 	level  map[string]int64         // by tenant: what it was charged with by weight, in parts of a millisecond
 	pairs  map[[2]string]*pair
+	most   int64 // that one run was charged with, at weight 1
 	serial int
 	saved  *shares // as of the last time that the process kept its shares
 }
@@ -25,9 +26,10 @@ type shares struct {
 // pair is two tenants, by name, that both wait since some moment.
 type pair struct {
 	id         int
-	first, has bool  // the first, and the other, was served
-	most       int64 // difference of levels at which the first was served: the highest
-	least      int64 // at which the other was: the lowest
+	first, has bool     // the first, and the other, was served
+	open       [2]int64 // their levels then
+	most       int64    // difference of levels at which the first was served: the highest
+	least      int64    // at which the other was: the lowest
 }
 
 func newShares() *shares {
@@ -40,7 +42,7 @@ func newShares() *shares {
 func (s *shares) clone() *shares {
 	c := &shares{
 		usual: maps.Clone(s.usual), cost: maps.Clone(s.cost), begun: maps.Clone(s.begun), level: maps.Clone(s.level),
-		pairs: map[[2]string]*pair{}, serial: s.serial,
+		pairs: map[[2]string]*pair{}, serial: s.serial, most: s.most,
 	}
 	for k, p := range s.pairs {
 		p := *p
@@ -54,7 +56,7 @@ func (s *shares) clone() *shares {
 func (l *ledger) restarted() {
 	s, next := l.shares, newShares()
 	if s.saved != nil {
-		next.level, next.pairs, next.saved = maps.Clone(s.saved.level), s.saved.clone().pairs, s.saved
+		next.most, next.level, next.pairs, next.saved = s.most, maps.Clone(s.saved.level), s.saved.clone().pairs, s.saved
 	}
 	next.serial = s.serial
 	for id, k := range l.runs {
@@ -94,6 +96,7 @@ func (l *ledger) shared(k *known, before run.State, events []run.Event) {
 			took = r.UpdatedAt.Sub(started)
 		}
 		s.level[r.Tenant] += w.charge(r.Tenant, took.Milliseconds()-cost)
+		s.most = max(s.most, took.Milliseconds()*perMilli)
 	}
 	if !r.Live() {
 		delete(s.begun, r.ID)
@@ -126,12 +129,20 @@ func (l *ledger) served(r *run.Record) {
 	s, w := l.shares, l.w
 	for k, p := range s.pairs {
 		d := s.level[k[0]] - s.level[k[1]]
+		gain := d - (p.open[0] - p.open[1]) // of the first over the other, since both wait
 		switch r.Tenant {
 		case k[0]:
+			// Whoever waits had at most what it was ever charged with to make up for.
+			if !p.has && gain > p.open[1]+2*s.most {
+				w.fail("nobody who waits is passed over for ever", "%s was served %d ms by weight, and %s nothing", k[0], gain/perMilli, k[1])
+			}
 			if !p.first || d > p.most {
 				p.first, p.most = true, d
 			}
 		case k[1]:
+			if !p.first && -gain > p.open[0]+2*s.most {
+				w.fail("nobody who waits is passed over for ever", "%s was served %d ms by weight, and %s nothing", k[1], -gain/perMilli, k[0])
+			}
 			if !p.has || d < p.least {
 				p.has, p.least = true, d
 			}
@@ -152,6 +163,7 @@ func (l *ledger) served(r *run.Record) {
 		s.cost[r.ID] = cost
 	}
 	s.level[r.Tenant] += max(w.charge(r.Tenant, cost), 1)
+	s.most = max(s.most, cost*perMilli)
 }
 
 // pairUp notes which tenants wait side by side.
@@ -169,7 +181,7 @@ func (l *ledger) pairUp() {
 			switch both, open := waits[a] && waits[b], s.pairs[k] != nil; {
 			case both && !open:
 				s.serial++
-				s.pairs[k] = &pair{id: s.serial}
+				s.pairs[k] = &pair{id: s.serial, open: [2]int64{s.level[a], s.level[b]}}
 			case !both && open:
 				delete(s.pairs, k)
 			}
