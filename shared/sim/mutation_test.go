@@ -53,7 +53,6 @@ var mutations = map[string]mutation{
 	"serve tenants by name":                      {"queue/queue.go", "if t.virtual != other.virtual {\n\t\treturn", "if false {\n\t\treturn"},
 	"forget weights":                             {"queue/queue.go", "* scale / t.weight", "* scale"},
 	"forget shares on restart":                   {"control/loop.go", "ix.queue.Restore(s)", ""},
-	"try once to take back what a worker held":   {"control/retry.go", "p.ix.loseAgain(edits[i], now)", ""},
 	"try once to take back a dead server's":      {"control/loop.go", "\t\t\tix.loseAgain(orphans[i], now)", ""},
 	"wait an hour for a silent worker":           {"control/worker.go", "if ends := w.alive.Add(p.cfg.WorkerLease); ends > mono {", "if ends := w.alive.Add(time.Hour); ends > mono {"},
 	"miss nobody whose run becomes known late":   {"control/index.go", "ix.workers[l.worker] == nil {", "false {"},
