@@ -152,10 +152,14 @@ func (p *Plane) due(id string) edit {
 		// 1. The run's own deadline, whatever it is doing. A running attempt is told to end first, and keeps its slot
 		//    until it did.
 		if rec.Deadline != 0 && rec.Deadline <= now && rec.State != run.Canceling && rec.State != run.Running {
-			d.events = append(d.events, p.ended(rec, run.Event{
+			e := run.Event{
 				Type: run.EvFailed, At: now, Attempt: rec.Attempt, Reason: run.DeadlineExceeded, Class: run.ClassTimeout,
-				Message: fmt.Sprintf("the run was %s at its deadline", rec.State), Usage: p.usageSoFar(id, rec.Attempt),
-			}))
+				Message: fmt.Sprintf("the run was %s at its deadline", rec.State),
+			}
+			if rec.Live() { // what an attempt spent that has ended is on record, also where the index does not know of its end yet
+				e.Usage = p.usageSoFar(id, rec.Attempt)
+			}
+			d.events = append(d.events, p.ended(rec, e))
 			return d, nil
 		}
 		over := rec.Due != 0 && rec.Due <= now

@@ -226,6 +226,20 @@ func TestFound(t *testing.T) {
 			{Op: sim.Step, Roll: 0x1df5c71bb25dddc1},
 			{Op: sim.Work, Roll: 0x210f0cf706fbc89e},
 		}},
+		"what an attempt spent counts once when the deadline passes before its end is known": {Seed: 14795, Choices: []sim.Choice{
+			{Op: sim.Tick, Roll: 0xc49a54e46ef8f2ef},
+			{Op: sim.Tick, Roll: 0x2c5c9565f39d8941},
+			{Op: sim.Tick, Roll: 0xd1dc8ea9d66a243},
+			{Op: sim.Tick, Roll: 0x8dcb1e2cad80a46a},
+			{Op: sim.CommitFault, Roll: 0xe13315c0262b8aba},
+			{Op: sim.Flood, Roll: 0xd242742850833e46},
+			{Op: sim.Wait, Roll: 0x38e1325a5e4b84fe},
+			{Op: sim.Step, Roll: 0x6feceb65a1209574},
+			{Op: sim.Work, Roll: 0xea870325f1b5df17},
+			{Op: sim.CommitFault, Roll: 0xf3df907d9a4049e3},
+			{Op: sim.Work, Roll: 0x1194fbb180842386},
+			{Op: sim.Leap, Roll: 0x73385d005e0f3a95},
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if res := sim.Replay(script, sim.Config{}); res.Failure != nil {
