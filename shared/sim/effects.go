@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/errand-run/errand/shared/control"
@@ -49,6 +50,11 @@ func (o *outside) happened(receipt string) (bool, json.RawMessage) {
 		}
 	}
 	return false, nil
+}
+
+// forget: with a run that is removed its key is free, and what is done under it again is another thing.
+func (o *outside) forget(receipt string) {
+	o.deeds = slices.DeleteFunc(o.deeds, func(d deed) bool { return d.receipt == receipt })
 }
 
 // land lets what was sent take effect when its time has come.

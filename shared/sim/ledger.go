@@ -101,6 +101,7 @@ func (l *ledger) wrote(p *process, u *store.Unit) {
 		for rid, r := range l.receipts {
 			if r.Run == id {
 				delete(l.receipts, rid)
+				w.outside.forget(rid)
 			}
 		}
 	}
