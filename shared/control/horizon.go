@@ -100,14 +100,14 @@ func (p *Plane) stepHorizon(ctx context.Context, now run.Instant) {
 		p.ix.backlog, from = false, 0
 	}
 	p.mu.Unlock()
-	if from != 0 && (!room || from.Sub(now) > horizon/2 || now < p.ix.lookAgain) {
+	if from != 0 && (!room || from.Sub(now) > horizon/2 || p.mono() < p.ix.lookAgain) {
 		return
 	}
 	if err := p.readDue(ctx, from, now.Add(horizon)); err != nil {
 		p.log.WarnContext(ctx, "read what is due next", "error", err)
 		p.mu.Lock()
 		p.ix.horizon = was // what lies between is still to be read
-		p.ix.lookAgain = now.Add(time.Second)
+		p.ix.lookAgain = p.mono().Add(time.Second)
 		if from == 0 {
 			p.ix.timers.set(backlogKey, now.Add(time.Second))
 		}

@@ -42,7 +42,7 @@ type index struct {
 
 	patient      run.Instant // until then, runs that no target could take stay queued
 	horizon      run.Instant // wake-ups up to here are in timers
-	lookAgain    run.Instant // when they could not be read: not before then
+	lookAgain    run.Instant // when they could not be read: not before then, on the monotonic clock
 	fleetChanged bool        // what could not be placed may be placeable now
 	backlog      bool        // some queued runs are in the store only
 	removal      *retention

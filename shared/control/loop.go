@@ -135,7 +135,7 @@ func (p *Plane) untilNext() time.Duration {
 		sooner(p.ix.confirms[0].at.Sub(now))
 	}
 	if p.ix.horizon != 0 && p.ix.roomForTimers() {
-		sooner(max(p.ix.horizon.Add(-horizon/2), p.ix.lookAgain).Sub(now))
+		sooner(max(p.ix.horizon.Add(-horizon/2).Sub(now), p.ix.lookAgain.Sub(mono)))
 	}
 	if len(p.ix.left) > 0 || p.declared.doubt.Load() {
 		sooner(time.Second)

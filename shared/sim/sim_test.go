@@ -240,6 +240,18 @@ func TestFound(t *testing.T) {
 			{Op: sim.Work, Roll: 0x1194fbb180842386},
 			{Op: sim.Leap, Roll: 0x73385d005e0f3a95},
 		}},
+		"what could not be read is read later also when the clock was set back": {Seed: 18594, Choices: []sim.Choice{
+			{Op: sim.ReadFault, Roll: 0xa0a51bd2067fd5f7},
+			{Op: sim.Begin, Roll: 0xd87094bb699302ba},
+			{Op: sim.Work, Roll: 0x41b3f8a362b63174},
+			{Op: sim.Wait, Roll: 0xb0719eccbc301adb},
+			{Op: sim.NextDue, Roll: 0xf2c216b915441804},
+			{Op: sim.Step, Roll: 0x8065a0b75696acb6},
+			{Op: sim.Skew, Roll: 0x213dc8a6faedaabe},
+			{Op: sim.CommitFault, Roll: 0x4fd4dfc623a6a1a3},
+			{Op: sim.Submit, Roll: 0xb52dc6c2497f2bce},
+			{Op: sim.Step, Roll: 0xf60a7b28c3ab56bd},
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if res := sim.Replay(script, sim.Config{}); res.Failure != nil {
