@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -296,6 +297,53 @@ func (c *counting) Commit(ctx context.Context, units []store.Unit) []error {
 	c.commits++
 	c.units += len(units)
 	return c.Store.Commit(ctx, units)
+}
+
+func TestAFloodBeyondTheQueuesMemoryKeepsNoOtherTenantOutAndNoneOfItsOwnForEver(t *testing.T) {
+	h := &house{t: t, store: memory.Open(), now: began, maxQueue: 10}
+	h.open()
+	if _, err := h.p.Apply(t.Context(), fleetOf(agentNamed("echo")), ApplyOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	h.lease("w1", 1, "echo")
+	end := func() (tenants []string) {
+		for _, l := range h.lease("w1", 1, "echo") {
+			h.pass(time.Second)
+			h.report(runtime.Report{Type: runtime.Completed, Run: l.Run, N: l.N})
+			tenants = append(tenants, l.Tenant)
+		}
+		h.settle()
+		return tenants
+	}
+	early := make(map[string]bool)
+	for range 40 {
+		h.pass(time.Millisecond)
+		early[h.submit(Submission{Agent: "echo", Tenant: "flood"}).ID] = true
+	}
+	h.submit(Submission{Agent: "echo", Tenant: "few"})
+	// 1. The tenant with one run has its turn at once, although the memory is full.
+	var seen []string
+	for range 12 { // ten are placed already
+		seen = append(seen, end()...)
+	}
+	if !slices.Contains(seen, "few") {
+		t.Errorf("of the first turns %v none is of the tenant that has one run", seen)
+	}
+	// 2. The flood goes on, one for one: nobody of those that wait in the store is passed over by what comes later.
+	for turn := 0; turn < 60; turn++ {
+		h.pass(time.Millisecond)
+		h.submit(Submission{Agent: "echo", Tenant: "flood"})
+		end()
+	}
+	waiting := 0
+	for id := range early {
+		if !h.get(id).State.Terminal() {
+			waiting++
+		}
+	}
+	if waiting > 0 {
+		t.Errorf("%d of the first 40 runs wait still after 72 turns", waiting)
+	}
 }
 
 func TestRunsThatFindNoPlaceInTheQueuesMemoryAreReadAgainFromTheStore(t *testing.T) {

@@ -45,8 +45,9 @@ func (ix *index) trim(now run.Instant) {
 	}
 }
 
-// readDue enters the runs whose wake-up lies in (from, until], or in a shorter stretch where those are too many.
-func (p *Plane) readDue(ctx context.Context, from, until run.Instant) error {
+// readDue enters the runs whose wake-up lies in (from, until], or in a shorter stretch where those are too many. Of what
+// lies up to known only queued runs are not in memory: where no more of them find room, the rest is passed over.
+func (p *Plane) readDue(ctx context.Context, from, known, until run.Instant) error {
 	p.mu.Lock()
 	p.ix.horizon = until
 	p.mu.Unlock()
@@ -62,12 +63,16 @@ func (p *Plane) readDue(ctx context.Context, from, until run.Instant) error {
 			}
 			for _, d := range docs {
 				wake, id = d.Index.WakeAt, d.ID
-				if known := p.records.get(d.ID); known != nil && known.Seq >= d.Version && p.knows(d.ID) {
+				if r := p.records.get(d.ID); r != nil && r.Seq >= d.Version && p.knows(d.ID) {
 					continue
 				}
 				if _, err := p.admitStored(ctx, d); err != nil {
 					return err
 				}
+			}
+			if wake < int64(known) && p.crowded() {
+				wake, id = int64(known), "\xff"
+				continue
 			}
 			more = len(docs) == store.MaxPage
 			// All that is due at one instant is read, however many they are: the next stretch begins behind it.
@@ -80,6 +85,13 @@ func (p *Plane) readDue(ctx context.Context, from, until run.Instant) error {
 		}
 	}
 	return nil
+}
+
+// crowded reports whether a queued run found no room in memory.
+func (p *Plane) crowded() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.ix.backlog
 }
 
 func (p *Plane) knows(id string) bool {
@@ -103,7 +115,7 @@ func (p *Plane) stepHorizon(ctx context.Context, now run.Instant) {
 	if from != 0 && (!room || from.Sub(now) > horizon/2 || p.mono() < p.ix.lookAgain) {
 		return
 	}
-	if err := p.readDue(ctx, from, now.Add(horizon)); err != nil {
+	if err := p.readDue(ctx, from, was, now.Add(horizon)); err != nil {
 		p.log.WarnContext(ctx, "read what is due next", "error", err)
 		p.mu.Lock()
 		p.ix.horizon = was // what lies between is still to be read

@@ -207,7 +207,7 @@ func (p *Plane) takeOver(ctx context.Context, now run.Instant) error {
 		q.After = page.Next
 	}
 	// 3. Everything that is due up to the horizon: queued runs are due since they were queued.
-	if err := p.readDue(ctx, 0, now.Add(horizon)); err != nil {
+	if err := p.readDue(ctx, 0, 0, now.Add(horizon)); err != nil {
 		return err
 	}
 	p.mu.Lock()

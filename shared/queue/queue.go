@@ -50,7 +50,8 @@ type Entry struct {
 type Options struct {
 	// Ageing is how long a run must wait to make up for one point of priority; 30 s when zero.
 	Ageing time.Duration
-	// MaxEntries bounds the queue; 1,000,000 when zero.
+	// MaxEntries bounds the queue; 1,000,000 when zero. A thousandth of it is each tenant's own beside, so that nobody's
+	// flood keeps a tenant out that has few runs.
 	MaxEntries int
 	// Credit bounds how far a tenant that is backlogged, but eligible for nothing that is free, can fall behind the
 	// others' virtual time, in milliseconds of one slot at weight 1; 10 minutes when zero. Without a bound, a tenant
@@ -77,6 +78,8 @@ const (
 type Queue struct {
 	ageing     int64
 	maxEntries int
+	own        int  // entries that a tenant may always have
+	behind     bool // something was refused, and waits outside since
 	credit     int64
 
 	index   map[string]*item
@@ -107,6 +110,7 @@ func New(o Options) *Queue {
 	q := &Queue{
 		ageing:     max(o.Ageing.Milliseconds(), 1),
 		maxEntries: o.MaxEntries,
+		own:        max(o.MaxEntries/1000, 1),
 		credit:     min(o.Credit.Milliseconds(), maxCost) * scale,
 		index:      map[string]*item{},
 		tenants:    map[string]*tenant{},
@@ -190,7 +194,8 @@ func (t *tenant) charge(cost int64) int64 {
 // where it is stored until there is room. A cost below 1 counts as 1.
 func (q *Queue) Push(e Entry) bool {
 	old, known := q.index[e.ID]
-	if !known && len(q.index) >= q.maxEntries {
+	if !known && q.full(e.Tenant) {
+		q.behind = true
 		return false
 	}
 	t := q.tenant(e.Tenant)
@@ -221,6 +226,18 @@ func (q *Queue) Push(e Entry) bool {
 	c.entries.push(it)
 	q.settle(c)
 	return true
+}
+
+// full reports whether there is no room for another entry of a tenant. Where something was refused there is none before
+// half of the queue is free: what waits outside came before what comes now, and is to be brought in first.
+func (q *Queue) full(name string) bool {
+	n := len(q.index)
+	q.behind = q.behind && n > q.maxEntries/2
+	if n < q.maxEntries && !q.behind {
+		return false
+	}
+	t := q.tenants[name]
+	return t != nil && t.n >= q.own
 }
 
 // Remove takes an entry out without charging for it.

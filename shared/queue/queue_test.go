@@ -463,10 +463,11 @@ func TestAPassOffersWhatIsNotLeftOut(t *testing.T) {
 				e.ID = rapid.SampledFrom(sorted(all)).Draw(t, "known")
 			}
 			_, known := all[e.ID]
-			if got, want := q.Push(e), known || len(all) < 60; got != want {
-				t.Fatalf("Push with %d entries = %v", len(all), got)
-			} else if got {
+			switch got := q.Push(e); {
+			case got:
 				all[e.ID] = e
+			case known || len(all) <= 30:
+				t.Fatalf("Push with %d entries was refused", len(all))
 			}
 		}
 		remove := func() {
@@ -568,4 +569,39 @@ func sorted(m map[string]Entry) []string {
 	}
 	slices.Sort(ids)
 	return ids
+}
+
+func TestAFullQueueTakesAFewRunsOfATenantThatHasNone(t *testing.T) {
+	q := New(Options{MaxEntries: 5000})
+	for i := range 6000 {
+		if got := q.Push(Entry{ID: fmt.Sprint("flood", i), Tenant: "flood", QueuedAt: 1, Cost: 1}); got != (i < 5000) {
+			t.Fatalf("the run %d of the flood was taken: %v", i, got)
+		}
+	}
+	for i := range 10 {
+		if got := q.Push(Entry{ID: fmt.Sprint("few", i), Tenant: "few", QueuedAt: 2, Cost: 1}); got != (i < 5) {
+			t.Errorf("run %d of a tenant with few was taken: %v", i, got)
+		}
+	}
+}
+
+func TestWhatWasRefusedComesBeforeWhatComesLater(t *testing.T) {
+	q := New(Options{MaxEntries: 10})
+	taken := func(id string) bool { return q.Push(Entry{ID: id, Tenant: "t", QueuedAt: 1, Cost: 1}) }
+	for i := range 10 {
+		taken(fmt.Sprint(i))
+	}
+	if taken("outside") {
+		t.Fatal("the queue takes more than its bound")
+	}
+	for i := range 4 {
+		q.Remove(fmt.Sprint(i))
+	}
+	if taken("later") {
+		t.Error("what comes later is taken while an earlier one waits outside, and nobody had the chance to bring it in")
+	}
+	q.Remove("4")
+	if !taken("outside") || !taken("later") {
+		t.Error("half of the queue is free, and it takes nothing")
+	}
 }

@@ -41,7 +41,7 @@ var mutations = map[string]mutation{
 	"leave workers of a deleted target in place": {"control/index.go", "if w.target == o.Name() {\n\t\t\t\tix.world.RemoveNode", "if w.target == \"\\x00\" {\n\t\t\t\tix.world.RemoveNode"},
 	"do not hear that a worker drains":           {"control/worker.go", "if w.draining != b.Draining {", "if w.draining != b.Draining && now < 0 {"},
 	"forget deadlines":                           {"control/retry.go", "if rec.Deadline != 0 && rec.Deadline <= now &&", "if rec.Deadline < 0 && rec.Deadline <= now &&"},
-	"forget timers on restart":                   {"control/loop.go", "p.readDue(ctx, 0, now.Add(horizon)); err != nil", "error(nil); err != nil"},
+	"forget timers on restart":                   {"control/loop.go", "p.readDue(ctx, 0, 0, now.Add(horizon)); err != nil", "error(nil); err != nil"},
 	"forget attempts of a dead server":           {"control/loop.go", "p.changeAll(ctx, orphans)", "p.changeAll(ctx, orphans[:0])"},
 	"leave a run in backoff":                     {"control/retry.go", "case run.Held, run.Backoff:", "case run.Held:"},
 	"answer another request under a key":         {"control/intake.go", "if earlier.Hash != a.rec.Hash {", "if earlier.Hash == \"\" {"},
