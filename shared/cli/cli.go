@@ -46,12 +46,15 @@ func Main(args []string) int {
 	return a.run(ctx, args)
 }
 
-// interruptible ends the context with errInterrupted at the first SIGINT or SIGTERM. The second one kills the process,
+// interruptible ends the context with errInterrupted at the first SIGINT, SIGTERM or SIGHUP. The second one kills the process,
 // as if nothing had been caught.
 func interruptible(parent context.Context) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(parent)
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	if !signal.Ignored(syscall.SIGHUP) { // the terminal is closed, and nohup was not asked to make nothing of it
+		signal.Notify(signals, syscall.SIGHUP)
+	}
 	go func() {
 		select {
 		case <-signals:

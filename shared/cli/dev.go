@@ -91,6 +91,10 @@ func (a *app) dev(ctx context.Context, f *devFlags) error {
 	if err != nil {
 		return err
 	}
+	retain, err := config.ParseRetain(a.env("ERRAND_RETAIN_MAX"))
+	if err != nil {
+		return usagef("ERRAND_RETAIN_MAX=%.100q: %v", a.env("ERRAND_RETAIN_MAX"), err)
+	}
 	// 2. The port, then the data.
 	listener, err := listen(ctx, f.addr)
 	if err != nil {
@@ -107,7 +111,7 @@ func (a *app) dev(ctx context.Context, f *devFlags) error {
 	// 3. Everything else.
 	d := a.newDev(f, db.Describe())
 	options := node.Options{
-		Store: db, Listener: listener, As: f.as, Local: true, Output: d.agentOutput, Logger: d.log,
+		Store: db, Listener: listener, As: f.as, Local: true, Output: d.agentOutput, Logger: d.log, RetainMax: retain,
 	}
 	if !place.Memory {
 		options.Ledger = place.File + ".processes"

@@ -75,7 +75,7 @@ func Load(ctx context.Context, lookup func(string) (string, bool)) (*Server, err
 			fault("ERRAND_RUNTIME", r, "%v", err)
 		}
 	}
-	if _, err := parseRetain(s.RetainMax); err != nil {
+	if _, err := ParseRetain(s.RetainMax); err != nil {
 		fault("ERRAND_RETAIN_MAX", s.RetainMax, "%v", err)
 	}
 	if file, isTokens := strings.CutPrefix(s.Auth, "tokens:"); !isTokens || file == "" {
@@ -110,11 +110,12 @@ func (s *Server) LocalRuntime() bool { return slices.Contains(s.Runtime, "local"
 
 // Retain is the bound that RetainMax sets; 0 for none.
 func (s *Server) Retain() time.Duration {
-	d, _ := parseRetain(s.RetainMax) // Load has checked it
+	d, _ := ParseRetain(s.RetainMax) // Load has checked it
 	return d
 }
 
-func parseRetain(text string) (time.Duration, error) {
+// ParseRetain reads what ERRAND_RETAIN_MAX says: a duration of a second or more; 0 where it is empty or forever.
+func ParseRetain(text string) (time.Duration, error) {
 	var d fleet.Duration
 	if text == "" {
 		return 0, nil
