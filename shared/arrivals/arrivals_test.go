@@ -157,8 +157,27 @@ func TestRecordedLinesAreReplayed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r.Total.Succeeded != 2 || r.Total.Retries != 1 || r.Total.SlotTime != forecast.Span(5250*time.Millisecond) || r.Total.Tokens != 10 || r.Total.TokenUSD != 0.5 {
+	if r.Total.Succeeded != 2 || r.Total.Retries != 1 || r.Total.SlotTime != 5.25 || r.Total.Tokens != 10 || r.Total.TokenUSD != 0.5 {
 		t.Errorf("total %+v", r.Total)
+	}
+}
+
+func TestTheWindowOfRecordedLinesHasTheLastOfThem(t *testing.T) {
+	for name, tc := range map[string]struct {
+		last string
+		want time.Duration
+	}{
+		"a minute longer at least":       {"2026-03-31T08:00:00Z", time.Minute},
+		"an hour longer at most":         {"2026-04-01T08:00:00Z", 25 * time.Hour},
+		"a year at most, of almost that": {"2027-04-01T07:59:59Z", forecast.MaxWindow},
+	} {
+		t.Run(name, func(t *testing.T) {
+			line := `{"at": "%s", "agent": "c", "attempts": [{"took": "1s"}]}` + "\n"
+			s, err := read(fmt.Sprintf(line+line, "2026-03-31T08:00:00Z", tc.last))
+			if err != nil || s.Window != tc.want {
+				t.Errorf("a window %v (%v), want %s", s, err, tc.want)
+			}
+		})
 	}
 }
 
@@ -167,14 +186,17 @@ func TestWhatIsWrongWithALineIsSaidWithItsPlace(t *testing.T) {
 		return `{"at": "2026-03-31T08:00:05Z", "agent": "check", "attempts": [{"took": "1s"}]}` + "\n" + fields + "\n"
 	}
 	for name, tc := range map[string]struct{ text, want string }{
-		"not JSON":                {line("{"), "a.yaml:2:1: not a recorded run"},
-		"an unknown field":        {line(`{"when": 1}`), `unknown field "when"`},
-		"more than one object":    {line(`{"at": "2026-03-31T08:00:05Z", "agent": "c", "attempts": [{"took": "1s"}]} 7`), "something follows"},
-		"no time":                 {line(`{"agent": "c"}`), "at: required"},
-		"no agent":                {line(`{"at": "2026-03-31T08:00:05Z"}`), `agent: "" is not a name`},
-		"no attempt":              {line(`{"at": "2026-03-31T08:00:05Z", "agent": "c"}`), "attempts: want 1 to 100"},
-		"a class that is none":    {line(`{"at": "2026-03-31T08:00:05Z", "agent": "c", "attempts": [{"took": "1s", "class": "x"}]}`), `attempts[0].class: "x"`},
-		"a time below zero":       {line(`{"at": "2026-03-31T08:00:05Z", "agent": "c", "attempts": [{"took": "-1s"}]}`), "attempts[0].took: -1s is outside"},
+		"not JSON":             {line("{"), "a.yaml:2:1: not a recorded run"},
+		"an unknown field":     {line(`{"when": 1}`), `unknown field "when"`},
+		"more than one object": {line(`{"at": "2026-03-31T08:00:05Z", "agent": "c", "attempts": [{"took": "1s"}]} 7`), "something follows"},
+		"no time":              {line(`{"agent": "c"}`), "at: required"},
+		"no agent":             {line(`{"at": "2026-03-31T08:00:05Z"}`), `agent: "" is not a name`},
+		"no attempt":           {line(`{"at": "2026-03-31T08:00:05Z", "agent": "c"}`), "attempts: want 1 to 100"},
+		"a class that is none": {line(`{"at": "2026-03-31T08:00:05Z", "agent": "c", "attempts": [{"took": "1s", "class": "x"}]}`), `attempts[0].class: "x"`},
+		"a time below zero":    {line(`{"at": "2026-03-31T08:00:05Z", "agent": "c", "attempts": [{"took": "-1s"}]}`), "attempts[0].took: -1s is outside"},
+		"runs of 2026 and 9999": {line(`{"at": "9999-12-31T23:59:59Z", "agent": "c", "attempts": [{"took": "1s"}]}`),
+			"a.yaml: runs come from 2026-03-31T08:00:05Z to 9999-12-31T23:59:59Z; want less than 366 days"},
+		"runs of 366 days":        {line(`{"at": "2027-04-01T08:00:05Z", "agent": "c", "attempts": [{"took": "1s"}]}`), "want less than 366 days"},
 		"a line that is too long": {line(`{"at": "` + strings.Repeat("x", arrivals.MaxLine)), "has more than 65536 bytes"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -251,8 +251,13 @@ func recorded(list []forecast.Arrival) (*Set, error) {
 		list[i].Seed = uint64(i) // of the jitter of its backoffs
 	}
 	first, last := list[0].At, list[len(list)-1].At
+	took := last.Sub(first)
+	if took >= forecast.MaxWindow {
+		return nil, fmt.Errorf("runs come from %s to %s; want less than %d days from the first to the last; take a shorter stretch",
+			first.Time().Format(time.RFC3339), last.Time().Format(time.RFC3339), forecast.MaxWindow/(24*time.Hour))
+	}
 	// Until the last one has come, and as long again at most, so that its end is seen.
-	window := min(last.Sub(first)+max(min(last.Sub(first), time.Hour), time.Minute), forecast.MaxWindow)
+	window := min(took+max(min(took, time.Hour), time.Minute), forecast.MaxWindow)
 	return &Set{
 		Start: first, Window: window, Expected: float64(len(list)),
 		Source: func(uint64) forecast.Source { return &replay{list} },

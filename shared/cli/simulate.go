@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"slices"
 	"strings"
@@ -85,6 +86,11 @@ func (a *app) simulate(ctx context.Context, f *simulateFlags) error {
 	if err != nil {
 		return err
 	}
+	if f.page != "" {
+		if err := checkPage(f); err != nil {
+			return err
+		}
+	}
 	// 2. The fleets.
 	set, err := a.loadManifests(f.paths)
 	if err != nil {
@@ -157,10 +163,41 @@ func (a *app) tell(out *report.Report, f *simulateFlags) error {
 	return ended(ExitError)
 }
 
+// checkPage refuses a page that would take the place of something else than a page: of what is no regular file, or of
+// what the forecast is made from.
+func checkPage(f *simulateFlags) error {
+	// 1. What is there.
+	page, err := os.Lstat(f.page)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return fmt.Errorf("--html %s: %s", f.page, cause(err))
+	case !page.Mode().IsRegular():
+		return fmt.Errorf("--html %s: it exists and is no regular file; give another path", f.page)
+	}
+	// 2. What is read. What cannot be is told of by those who read it.
+	come, stored := strings.CutPrefix(f.arrivals, storePrefix)
+	inputs := []string{come}
+	if stored {
+		inputs = append(inputs, come+"-wal", come+"-shm")
+	}
+	for _, path := range append(slices.Clone(f.paths), f.against) {
+		files, _ := manifest.Files(path)
+		inputs = append(inputs, files...)
+	}
+	for _, name := range inputs {
+		if input, err := os.Stat(name); err == nil && os.SameFile(page, input) {
+			return fmt.Errorf("--html %s: it is %s, which the forecast reads; give another path", f.page, name)
+		}
+	}
+	return nil
+}
+
 // writePage writes the page to a file, whole or not at all.
 func writePage(name string, out *report.Report) error {
-	temporary := name + ".part"
-	file, err := os.Create(temporary)
+	temporary := fmt.Sprintf("%s.%d.part", name, os.Getpid())
+	file, err := os.OpenFile(temporary, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
 	if err != nil {
 		return fmt.Errorf("write the page: %w", err)
 	}

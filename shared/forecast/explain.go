@@ -92,7 +92,7 @@ func why(s Side, r *Row) string {
 	}
 	var parts []string
 	for _, c := range ranked(r.Causes) {
-		share := float64(r.Causes[c]) / float64(all)
+		share := float64(r.Causes[c] / all)
 		if len(parts) == 2 || share < 0.1 && len(parts) > 0 {
 			break
 		}
@@ -127,7 +127,7 @@ func troubles(s Side, r *Row) []string {
 }
 
 // ranked lists the causes, the largest first.
-func ranked(m map[Cause]Span) []Cause {
+func ranked(m map[Cause]Sum) []Cause {
 	list := slices.Clone(Causes)
 	list = slices.DeleteFunc(list, func(c Cause) bool { return m[c] <= 0 })
 	slices.SortStableFunc(list, func(a, b Cause) int { return cmp.Compare(m[b], m[a]) })
@@ -149,7 +149,7 @@ func (s Side) cause(r *Row, c Cause) string {
 		text := "for slots held by other tenants"
 		if len(r.Behind) > 0 {
 			most := r.Behind[0]
-			text += fmt.Sprintf(" (%s of that by %s)", percent(float64(most.For)/float64(max(r.Causes[c], 1))), most.Tenant)
+			text += fmt.Sprintf(" (%s of that by %s)", percent(float64(most.For/r.Causes[c])), most.Tenant)
 		}
 		return text
 	case CauseOwn:
@@ -168,7 +168,7 @@ func (s Side) cause(r *Row, c Cause) string {
 
 // worst is the agent at which a tenant waited most for a cause.
 func (s Side) worst(r *Row, c Cause) *fleet.Agent {
-	name, most := r.Agent, Span(-1)
+	name, most := r.Agent, Sum(-1)
 	for i := range s.Result.Pairs {
 		if p := &s.Result.Pairs[i]; r.Agent == "" && p.Tenant == r.Tenant && p.Causes[c] > most {
 			name, most = p.Agent, p.Causes[c]
@@ -298,6 +298,8 @@ func compareRows(sa, sb Side, a, b *Row, differences []Difference) string {
 			names[i] = d.String()
 		}
 		text = append(text, "What differs: "+strings.Join(names, "; ")+".")
+	} else if len(differences) == 1 {
+		text = append(text, "All that differs: "+differences[0].String()+".")
 	} else if waited {
 		text = append(text, "No field that bears on it differs by itself: see all differences.")
 	}

@@ -16,6 +16,11 @@ func side(t *testing.T, objects []fleet.Object, streams []forecast.Stream) forec
 
 func quota(n int) func(*fleet.Tenant) { return func(t *fleet.Tenant) { t.Quota.Running = n } }
 
+// attempt lets an attempt last so long, and makes it the only one.
+func attempt(d time.Duration) func(*fleet.Agent) {
+	return func(a *fleet.Agent) { a.Timeouts.Attempt, a.Retry.MaxAttempts = fleet.Duration(d), 1 }
+}
+
 func TestAComparisonSaysWhyATenantWaited(t *testing.T) {
 	ten, one := forecast.Constant(seconds(10)), forecast.Constant(seconds(1))
 	flood := []forecast.Stream{batch("flood", 400, forecast.Uniform(seconds(20), seconds(40))), stream("acme", 720, one)}
@@ -64,6 +69,13 @@ func TestAComparisonSaysWhyATenantWaited(t *testing.T) {
 			b:       []fleet.Object{agentOf("a", func(a *fleet.Agent) { a.Needs.Accelerator = "l4" }), targetOf("t", 2, func(t *fleet.Target) { t.Accelerator = "l4" })},
 			streams: []forecast.Stream{stream("acme", 60, one)},
 			want:    []string{"without a target that could take it", "accelerator of target t is unset under A and l4 under B"},
+		},
+		"the only difference, even one that bears on it through others": {
+			a:       []fleet.Object{agentOf("a", attempt(time.Second)), targetOf("t", 2)},
+			b:       []fleet.Object{agentOf("a", attempt(time.Minute)), targetOf("t", 2)},
+			streams: []forecast.Stream{batch("acme", 100, ten)},
+			want:    []string{"acme waited p95 ", "All that differs: timeouts.attempt of agent a is 1s under A and 1m under B."},
+			not:     "No field that bears on it",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -1,6 +1,7 @@
 package forecast
 
 import (
+	"math"
 	"math/bits"
 	"strconv"
 	"time"
@@ -111,6 +112,26 @@ func units(d, large time.Duration, largeName string, small time.Duration, smallN
 func (s Span) MarshalJSON() ([]byte, error) {
 	return strconv.AppendFloat(nil, time.Duration(s).Round(time.Millisecond).Seconds(), 'f', -1, 64), nil
 }
+
+// Sum is a length of time in seconds, summed over runs: it holds what a Span cannot, which ends at 292 years. In JSON it
+// has milliseconds behind the point.
+type Sum float64
+
+// String is the sum for people, as a Span is written: "3.2s", "2h10m"; "1157407d" beyond what a Span holds.
+func (s Sum) String() string {
+	if ns := float64(s) * float64(time.Second); math.Abs(ns) < math.MaxInt64 {
+		return Span(ns).String()
+	}
+	return strconv.FormatFloat(float64(s)/(24*time.Hour).Seconds(), 'f', 0, 64) + "d"
+}
+
+// MarshalJSON implements json.Marshaler.
+func (s Sum) MarshalJSON() ([]byte, error) {
+	return strconv.AppendFloat(nil, math.Round(float64(s)*1000)/1000, 'f', -1, 64), nil
+}
+
+// sumOf is so many milliseconds.
+func sumOf(ms float64) Sum { return Sum(ms / 1000) }
 
 // spanOf is so many milliseconds.
 func spanOf[T int64 | float64 | run.Instant](ms T) Span { return Span(ms) * Span(time.Millisecond) }

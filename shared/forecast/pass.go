@@ -422,7 +422,7 @@ func (e *engine) ended(t *task) {
 	cost := &t.node.target.Cost
 	p.computeUSD += cost.PerRunUSD + cost.PerRunSecondUSD*took.Seconds()
 	p.tokenUSD += o.usage.USD
-	p.tokens += o.usage.InputTokens + o.usage.OutputTokens
+	p.tokens = saturated(p.tokens, saturated(o.usage.InputTokens, o.usage.OutputTokens))
 	p.busy += float64(took.Milliseconds())
 	if n := t.node; n.leaves && n.runs == 0 {
 		e.world.RemoveNode(n.name)

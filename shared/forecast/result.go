@@ -2,6 +2,7 @@ package forecast
 
 import (
 	"cmp"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -85,7 +86,7 @@ type Row struct {
 	Starved     Span       `json:"starved"`
 	StarvedFrom *time.Time `json:"starvedFrom,omitempty"`
 	// Causes is what all waiting went to, in run-seconds. Waiting before another attempt is in it.
-	Causes map[Cause]Span `json:"causes"`
+	Causes map[Cause]Sum `json:"causes"`
 	// Behind is who held the slots that CauseShare counts, in run-seconds, the most first; of a row of a tenant, and
 	// where there are not too many of them.
 	Behind []Holder `json:"behind,omitempty"`
@@ -97,7 +98,7 @@ type Row struct {
 	PeakWaiting int     `json:"peakWaiting,omitempty"` // of a tenant
 	PeakRunning int     `json:"peakRunning,omitempty"` // of a tenant
 	PeakWorkers int     `json:"peakWorkers,omitempty"` // of an agent
-	SlotTime    Span    `json:"slotTime"`              // of all attempts together
+	SlotTime    Sum     `json:"slotTime"`              // of all attempts together
 	Tokens      int64   `json:"tokens"`
 	ComputeUSD  float64 `json:"computeUSD"`
 	TokenUSD    float64 `json:"tokenUSD"`
@@ -106,7 +107,7 @@ type Row struct {
 // Holder is a tenant that held slots for which others waited.
 type Holder struct {
 	Tenant string `json:"tenant"`
-	For    Span   `json:"for"`
+	For    Sum    `json:"for"`
 }
 
 // maxBehind bounds Row.Behind.
@@ -124,10 +125,10 @@ func (r *Row) Name() string {
 func (r *Row) USD() float64 { return r.ComputeUSD + r.TokenUSD }
 
 // Waited is all waiting together, in run-seconds.
-func (r *Row) Waited() Span {
-	var sum Span
-	for _, s := range r.Causes {
-		sum += s
+func (r *Row) Waited() Sum {
+	var sum Sum
+	for _, c := range Causes { // in their order, so that it is rounded the same each time
+		sum += r.Causes[c]
 	}
 	return sum
 }
@@ -180,9 +181,9 @@ func (e *engine) result() *Result {
 	}
 	// 2. The rows.
 	tenants, agents := make([]Row, len(e.tenantList)), make([]Row, len(e.agentList))
-	r.Total.Causes = map[Cause]Span{}
+	r.Total.Causes = map[Cause]Sum{}
 	for i, t := range e.tenantList {
-		tenants[i] = Row{Tenant: t.Name(), Causes: map[Cause]Span{}, Wait: t.waits.waits(), PeakWaiting: t.backlog.peak, PeakRunning: t.running.peak}
+		tenants[i] = Row{Tenant: t.Name(), Causes: map[Cause]Sum{}, Wait: t.waits.waits(), PeakWaiting: t.backlog.peak, PeakRunning: t.running.peak}
 		t.gap.moved(e.now, false)
 		if t.gap.longest > 0 {
 			from := t.gap.from.Time().UTC()
@@ -193,7 +194,7 @@ func (e *engine) result() *Result {
 		}
 	}
 	for i, a := range e.agentList {
-		agents[i] = Row{Agent: a.Name(), Causes: map[Cause]Span{}, Wait: a.waits.waits()}
+		agents[i] = Row{Agent: a.Name(), Causes: map[Cause]Sum{}, Wait: a.waits.waits()}
 	}
 	behind := make([][]float64, len(e.tenantList))
 	for _, p := range e.pairList {
@@ -204,7 +205,7 @@ func (e *engine) result() *Result {
 			}
 			behind[p.tenant.index][i] += ms
 		}
-		row := Row{Tenant: p.tenant.Name(), Agent: p.agent.Name(), Causes: map[Cause]Span{}, Wait: p.waits.waits()}
+		row := Row{Tenant: p.tenant.Name(), Agent: p.agent.Name(), Causes: map[Cause]Sum{}, Wait: p.waits.waits()}
 		for _, to := range []*Row{&row, &tenants[p.tenant.index], &agents[p.agent.index], &r.Total} {
 			to.add(p)
 		}
@@ -250,7 +251,7 @@ func (e *engine) holders(held []float64) []Holder {
 	var list []Holder
 	for i, ms := range held {
 		if ms > 0 {
-			list = append(list, Holder{e.tenantList[i].Name(), spanOf(ms)})
+			list = append(list, Holder{e.tenantList[i].Name(), sumOf(ms)})
 		}
 	}
 	slices.SortFunc(list, func(a, b Holder) int { return cmp.Or(cmp.Compare(b.For, a.For), strings.Compare(a.Tenant, b.Tenant)) })
@@ -293,11 +294,19 @@ func (r *Row) add(p *pair) {
 	}
 	for i, c := range Causes {
 		if p.meter.spent[i] > 0 {
-			r.Causes[c] += spanOf(p.meter.spent[i])
+			r.Causes[c] += sumOf(p.meter.spent[i])
 		}
 	}
-	r.SlotTime += spanOf(p.busy * float64(max(p.agent.Needs.Slots, 1)))
-	r.Tokens += p.tokens
+	r.SlotTime += sumOf(p.busy * float64(max(p.agent.Needs.Slots, 1)))
+	r.Tokens = saturated(r.Tokens, p.tokens)
 	r.ComputeUSD += p.computeUSD
 	r.TokenUSD += p.tokenUSD
+}
+
+// saturated adds two counts that are not negative, and ends at the largest there is.
+func saturated(a, b int64) int64 {
+	if sum := a + b; sum >= a {
+		return sum
+	}
+	return math.MaxInt64
 }

@@ -100,7 +100,7 @@ func Parse(files []File, opts Options) (*Set, error) {
 func Load(paths []string) (*Set, error) {
 	p := newParser()
 	for _, path := range paths {
-		names, err := expand(path)
+		names, err := Files(path)
 		if err != nil {
 			p.fileIssue(path, "%v", err)
 		}
@@ -111,8 +111,8 @@ func Load(paths []string) (*Set, error) {
 	return p.result()
 }
 
-// expand returns the files that a path stands for.
-func expand(path string) ([]string, error) {
+// Files returns the files that a path stands for, as Load reads it.
+func Files(path string) ([]string, error) {
 	info, err := os.Stat(path)
 	if err != nil {
 		return nil, fmt.Errorf("cannot be read: %w", reason(err))

@@ -269,7 +269,7 @@ func (r *Report) cards(p *page) {
 // bars are what a tenant waited for, under each fleet, as long as it waited in all.
 func (r *Report) bars(tenant string, used map[forecast.Cause]bool) []bar {
 	var rows []*forecast.Row
-	longest := forecast.Span(1)
+	longest := forecast.Sum(0)
 	for _, s := range r.sides() {
 		i := slices.IndexFunc(s.Result.Tenants, func(x forecast.Row) bool { return x.Tenant == tenant })
 		if i < 0 {
@@ -285,12 +285,12 @@ func (r *Report) bars(tenant string, used map[forecast.Cause]bool) []bar {
 		b := bar{Label: r.label(i), Class: class(i), Total: all.String()}
 		x := 0.0
 		for k, c := range forecast.Causes {
-			width := 100 * float64(row.Causes[c]) / float64(longest)
-			if width <= 0 {
+			if row.Causes[c] <= 0 {
 				continue
 			}
+			width := 100 * float64(row.Causes[c]/longest)
 			used[c] = true
-			share := fmt.Sprintf("%.0f %%", 100*float64(row.Causes[c])/float64(max(all, 1)))
+			share := fmt.Sprintf("%.0f %%", 100*float64(row.Causes[c]/all))
 			b.Parts = append(b.Parts, part{fmt.Sprintf("c%d", k), causeText[c], share, x, width})
 			b.About += fmt.Sprintf("%s for %s. ", share, causeText[c])
 			x += width

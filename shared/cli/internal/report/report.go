@@ -3,6 +3,7 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"slices"
@@ -139,10 +140,10 @@ func causes(r *forecast.Row) string {
 		return "-"
 	}
 	list := slices.Clone(forecast.Causes)
-	slices.SortStableFunc(list, func(a, b forecast.Cause) int { return int(min(max(r.Causes[b]-r.Causes[a], -1), 1)) })
+	slices.SortStableFunc(list, func(a, b forecast.Cause) int { return cmp.Compare(r.Causes[b], r.Causes[a]) })
 	var parts []string
 	for _, c := range list[:2] {
-		if share := 100 * float64(r.Causes[c]) / float64(all); share >= 1 {
+		if share := 100 * float64(r.Causes[c]/all); share >= 1 {
 			parts = append(parts, fmt.Sprintf("%s %.0f%%", c, share))
 		}
 	}

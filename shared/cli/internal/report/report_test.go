@@ -133,6 +133,32 @@ func TestTheTextSaysWhatThePageSays(t *testing.T) {
 	}
 }
 
+func TestTheLargestCausesAreNamed(t *testing.T) {
+	type sums = map[forecast.Cause]forecast.Sum
+	for name, tc := range map[string]struct {
+		causes sums
+		want   string
+	}{
+		"of more time than nanoseconds hold": {sums{forecast.CauseShare: 1e11, forecast.CauseOwn: 3e11}, "own 75%, others 25%"},
+		"of less than a second":              {sums{forecast.CauseShare: 0.1, forecast.CauseOwn: 0.3}, "own 75%, others 25%"},
+		"of nothing":                         {sums{}, "-"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := causes(&forecast.Row{Causes: tc.causes}); got != tc.want {
+				t.Errorf("%q, want %q", got, tc.want)
+			}
+			r := &Report{A: Side{Result: &forecast.Result{Tenants: []forecast.Row{{Tenant: "acme", Causes: tc.causes}}}}}
+			width := 0.0
+			for _, x := range r.bars("acme", map[forecast.Cause]bool{})[0].Parts {
+				width += x.Width
+			}
+			if whole := len(tc.causes) > 0; whole && (width < 99.9 || width > 100.1) || !whole && width != 0 {
+				t.Errorf("a bar of %.1f %%", width)
+			}
+		})
+	}
+}
+
 func TestAWriterThatFailsIsToldOf(t *testing.T) {
 	full := errors.New("full")
 	if err := played(t, false).Text(render.Printer{W: failing{full}, Format: render.Table}); !errors.Is(err, full) {
