@@ -42,6 +42,19 @@ func TestPercentile(t *testing.T) {
 	}
 }
 
+func TestALineThatIsBeingWrittenIsNotReadYet(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "outside.log")
+	for _, text := range []string{"begun 1 5\neffect 1 7\neffect 2 ", "eff"} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		d, err := readDiary(path)
+		if err != nil || len(d.effects) != strings.Count(text, "\n")/2 {
+			t.Errorf("%q: effects %v, %v", text, d, err)
+		}
+	}
+}
+
 func TestDiary(t *testing.T) {
 	at := func(ms int) time.Time { return time.Unix(1000, 0).Add(time.Duration(ms) * time.Millisecond) }
 	line := func(what string, n, ms int) string { return fmt.Sprintf("%s %d %d\n", what, n, at(ms).UnixNano()) }
