@@ -97,7 +97,7 @@ func end(ts *testscript.TestScript, neg bool, args []string) {
 		ts.Fatalf("%s was not started", args[0])
 	}
 	b := value.(*child)
-	signals := map[string]os.Signal{"NONE": syscall.Signal(0), "INT": syscall.SIGINT, "INT2": syscall.SIGINT, "TERM": syscall.SIGTERM, "HUP": syscall.SIGHUP, "KILL": syscall.SIGKILL}
+	signals := map[string]os.Signal{"NONE": syscall.Signal(0), "INT": syscall.SIGINT, "INT2": syscall.SIGINT, "TERM": syscall.SIGTERM, "KILL": syscall.SIGKILL}
 	ts.Check(b.cmd.Process.Signal(signals[args[1]]))
 	if args[1] == "INT2" {
 		for deadline := time.Now().Add(patience); !strings.Contains(ts.ReadFile(b.log), "interrupt again"); time.Sleep(10 * time.Millisecond) {
