@@ -284,15 +284,22 @@ func TestWhatAnotherProcessWroteIsNotAnsweredFromMemory(t *testing.T) {
 	}
 }
 
-func TestAnAttemptIsHeardByAProcessThatDoesNotLead(t *testing.T) {
-	h := newHouse(t, agentNamed("echo"))
+// second is another process over the house's store. It does not lead.
+func (h *house) second() *Plane {
+	h.t.Helper()
 	p, err := New(Config{Store: &shareable{doubtful: doubtful{Store: h.store}}, Name: "second", Clock: h.p.cfg.Clock, Monotonic: h.p.cfg.Monotonic})
 	if err != nil {
-		t.Fatal(err)
+		h.t.Fatal(err)
 	}
-	if err := p.Prepare(t.Context()); err != nil {
-		t.Fatal(err)
+	if err := p.Prepare(h.t.Context()); err != nil {
+		h.t.Fatal(err)
 	}
+	return p
+}
+
+func TestAnAttemptIsHeardByAProcessThatDoesNotLead(t *testing.T) {
+	h := newHouse(t, agentNamed("echo"))
+	p := h.second()
 	r := h.submit(Submission{Agent: "echo"})
 	h.lease("w1", 5, "echo")
 	if ans, err := p.BeginEffect(t.Context(), EffectBegin{Run: r.ID, N: 1, Effect: "mail", RequestHash: "h", Nonce: "n"}); err != nil || ans.Answer != "proceed" {
@@ -339,13 +346,7 @@ func TestAnUnschedulableRunEndsAtItsDeadlineAndNotAtTheNextLook(t *testing.T) {
 
 func TestAProcessThatDoesNotLeadTurnsWorkersAway(t *testing.T) {
 	h := newHouse(t, agentNamed("echo"))
-	p, err := New(Config{Store: &shareable{doubtful: doubtful{Store: h.store}}, Name: "second", Clock: h.p.cfg.Clock, Monotonic: h.p.cfg.Monotonic})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := p.Prepare(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	p := h.second()
 	var refusal *Refusal
 	if _, err := p.Lease(t.Context(), LeaseRequest{Worker: "w", Agents: []string{"echo"}, Max: 1}); !errors.As(err, &refusal) || refusal.Code != CodeUnavailable {
 		t.Errorf("lease: %v", err)
@@ -383,13 +384,7 @@ func (s *doubtful) Due(ctx context.Context, shard uint8, until, afterWake int64,
 
 func TestAKeyThatIsUsedAgainAfterRemovalIsNotTakenForTheOldRun(t *testing.T) {
 	h := newHouse(t, agentNamed("echo", func(a *fleet.Agent) { a.Retain = fleet.Duration(time.Second) }))
-	p, err := New(Config{Store: &shareable{doubtful: doubtful{Store: h.store}}, Name: "second", Clock: h.p.cfg.Clock, Monotonic: h.p.cfg.Monotonic})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := p.Prepare(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	p := h.second()
 	old := h.submit(Submission{Agent: "echo", Key: "k", Input: json.RawMessage(`1`)})
 	if _, err := p.Score(t.Context(), old.ID, 1, "ann", ""); err != nil {
 		t.Fatal(err)

@@ -68,6 +68,9 @@ type revisionKey struct {
 	revision int64
 }
 
+// id names the declaration's document.
+func (x *declaration) id() string { return declaredID(x.object.Kind(), x.object.Name()) }
+
 func (x *declaration) key() objectKey { return objectKey{x.object.Kind(), x.object.Name()} }
 
 const maxKept = 1000
@@ -103,7 +106,7 @@ func (p *Plane) loadDeclarations(ctx context.Context) error {
 	// 1. What is there; what is known in that form is not decoded again.
 	known := make(map[string]*declaration)
 	for _, x := range p.declared.list("") {
-		known[declaredID(x.object.Kind(), x.object.Name())] = x
+		known[x.id()] = x
 	}
 	found := make(map[string]*declaration)
 	after := ""
@@ -126,7 +129,7 @@ func (p *Plane) loadDeclarations(ctx context.Context) error {
 	// 2. What that changes.
 	var changed, removed []*declaration
 	for _, cur := range p.declared.list("") {
-		id := declaredID(cur.object.Kind(), cur.object.Name())
+		id := cur.id()
 		switch x := found[id]; {
 		case x == nil:
 			removed = append(removed, cur)
@@ -352,7 +355,7 @@ func (p *Plane) Apply(ctx context.Context, objects []fleet.Object, opts ApplyOpt
 	var removed []*declaration
 	if opts.Prune {
 		for _, x := range p.declared.list("") {
-			if seen[declaredID(x.object.Kind(), x.object.Name())] {
+			if seen[x.id()] {
 				continue
 			}
 			if err := p.deletable(x); err != nil {
@@ -395,7 +398,7 @@ func declarationWrites(x *declaration, by string) ([]store.Write, error) {
 		return nil, fmt.Errorf("encode %s %s: %w", x.object.Kind(), x.object.Name(), err)
 	}
 	writes := []store.Write{{Expect: x.revision - 1, Doc: store.Doc{
-		Kind: store.KindFleet, ID: declaredID(x.object.Kind(), x.object.Name()), Version: x.revision, Tag: tagCurrent, Body: body,
+		Kind: store.KindFleet, ID: x.id(), Version: x.revision, Tag: tagCurrent, Body: body,
 	}}}
 	if x.object.Kind() == fleet.KindAgent {
 		writes = append(writes, store.Write{Expect: store.AnyVersion, Doc: store.Doc{
@@ -406,7 +409,7 @@ func declarationWrites(x *declaration, by string) ([]store.Write, error) {
 }
 
 func deletion(x *declaration) store.Write {
-	return store.Write{Expect: x.revision, Delete: true, Doc: store.Doc{Kind: store.KindFleet, ID: declaredID(x.object.Kind(), x.object.Name())}}
+	return store.Write{Expect: x.revision, Delete: true, Doc: store.Doc{Kind: store.KindFleet, ID: x.id()}}
 }
 
 // declare puts changed declarations into force and takes removed ones out.
