@@ -184,8 +184,12 @@ func (h *Host) wind(ctx context.Context, stopPoll context.CancelFunc, polled <-c
 	h.draining = true
 	h.mu.Unlock()
 	h.kick()
-	h.kickBeat()
+	told := make(chan struct{}) // closed when the server knows, or cannot be told
 	var farewell sync.WaitGroup
+	go func() {
+		defer close(told)
+		_ = h.sendBeat(life, nil)
+	}()
 	farewell.Go(func() {
 		wait(polled, pollFarewell)
 		stopPoll()
@@ -200,6 +204,7 @@ func (h *Host) wind(ctx context.Context, stopPoll context.CancelFunc, polled <-c
 	}
 	// 3. What still runs is told to end, and handed back whether or not it listens.
 	if h.executing.Load() > 0 {
+		wait(told, stopPatience) // or what is handed back may be placed here again
 		h.cancelAll()
 		wait(h.whenEmpty(), stopPatience)
 		h.releaseAll()
@@ -215,6 +220,7 @@ func (h *Host) wind(ctx context.Context, stopPoll context.CancelFunc, polled <-c
 	case <-flushCtx.Done():
 	}
 	err := h.box.flush(flushCtx)
+	<-told
 	_ = h.sendBeat(life, <-sessions)
 	if err != nil {
 		return fmt.Errorf("worker %s ends: %w", h.o.Worker, err)
