@@ -73,6 +73,7 @@ func House() Rules {
 			"forecast": {Layer: ports},
 
 			"store":   {Layer: ports},
+			"bus":     {Layer: ports},
 			"runtime": {Layer: ports},
 
 			"manifest":            {Layer: drivers},

@@ -23,16 +23,19 @@ import (
 
 // Assignment is one attempt as its executor sees it.
 type Assignment struct {
-	Run     string // id of the run
-	N       int    // the attempt's fencing number
-	Agent   *fleet.Agent
-	Target  *fleet.Target
-	Worker  string // of a polled target; "" lets the runtime choose
-	Tenant  string
-	Unit    string // key of the unit of work: the same for every attempt and retry
-	Mode    string // ModeRun
-	Input   json.RawMessage
-	Token   string // bearer token of this attempt
+	Run    string // id of the run
+	N      int    // the attempt's fencing number
+	Agent  *fleet.Agent
+	Target *fleet.Target
+	Worker string // of a polled target; "" lets the runtime choose
+	Tenant string
+	Unit   string // key of the unit of work: the same for every attempt and retry
+	Mode   string // ModeRun
+	Input  json.RawMessage
+	Token  string // bearer token of this attempt
+	// Ticket lets an executor that is told of the attempt by a message, or by the overrides of a job, claim it once; the
+	// claim answers with the rest. It is there for such targets only, and then Input, Token, State and Steps are not.
+	Ticket  string
 	Labels  map[string]string
 	Trace   string // W3C traceparent
 	Session string
