@@ -77,6 +77,7 @@ func House() Rules {
 			"runtime": {Layer: ports},
 
 			"manifest":            {Layer: drivers},
+			"identity":            {Layer: drivers},
 			"store/internal/port": {Layer: drivers},
 			"store/memory":        {Layer: drivers, Beside: []string{"store/internal/port"}},
 			"store/sqlite":        {Layer: drivers, Beside: []string{"store/internal/port"}},
@@ -127,9 +128,11 @@ func House() Rules {
 			"queue": {"run"}, // it orders runs; what is declared comes as arguments
 			// Simulated time is nobody's clock.
 			"forecast": {"run", "fleet", "admission", "queue", "placement", "retry"},
-			"api":      nil,     // a client has no need of what serves it
-			"agent":    {"api"}, // an agent runs anywhere, and links none of the control plane
-			"invoice":  nil,     // the worked example is an application, not a part of the product
+			"api":      nil, // a client has no need of what serves it
+			// An agent runs anywhere, and links none of the control plane.
+			"agent":    {"api", "identity"},
+			"identity": nil,
+			"invoice":  nil, // the worked example is an application, not a part of the product
 			"version":  nil,
 			"arch":     nil,
 		},
