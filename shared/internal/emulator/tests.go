@@ -1,0 +1,83 @@
+package emulator
+
+import (
+	"context"
+	"errors"
+	"os"
+	"sync"
+)
+
+// RequiredEnv, when set to anything, makes a test fail that would be skipped for want of an emulator: for machines that
+// are meant to have them.
+const RequiredEnv = "ERRAND_EMULATORS_REQUIRED"
+
+// TB is what this package needs of a testing.TB.
+type TB interface {
+	Helper()
+	Cleanup(f func())
+	Context() context.Context
+	Failed() bool
+	Logf(format string, args ...any)
+	Fatalf(format string, args ...any)
+	Skipf(format string, args ...any)
+}
+
+// Firestore returns the address of this test binary's Firestore emulator, started by the first test that asks. All
+// tests share it: each takes a project id of its own. Without an emulator on the machine the test is skipped, or fails
+// when [RequiredEnv] is set.
+func Firestore(t TB) (addr string) {
+	t.Helper()
+	return shared(t, KindFirestore)
+}
+
+// PubSub is [Firestore] for the Pub/Sub emulator.
+func PubSub(t TB) (addr string) {
+	t.Helper()
+	return shared(t, KindPubSub)
+}
+
+// Main runs the tests of a package, ends its emulators, and returns the exit code, for TestMain:
+//
+//	func TestMain(m *testing.M) { os.Exit(emulator.Main(m)) }
+//
+// On Linux the kernel ends them as well, so there a package may do without.
+func Main(m interface{ Run() int }) int {
+	code := m.Run()
+	for _, o := range ofBinary {
+		o.once.Do(func() { o.err = errors.New("the tests of this binary have ended") })
+		if o.e != nil {
+			o.e.Stop()
+		}
+	}
+	return code
+}
+
+// ofBinary are the emulators of this test binary.
+var ofBinary = map[Kind]*struct {
+	once sync.Once
+	e    *Emulator
+	err  error
+}{KindFirestore: {}, KindPubSub: {}}
+
+func shared(t TB, kind Kind) string {
+	t.Helper()
+	o := ofBinary[kind]
+	o.once.Do(func() {
+		// Not the first test's context: the others use the emulator after its end.
+		o.e, o.err = Start(context.WithoutCancel(t.Context()), kind)
+	})
+	switch {
+	case errors.Is(o.err, ErrMissing) && os.Getenv(RequiredEnv) == "":
+		t.Skipf("SKIPPED, so nothing is known of this part: %v", o.err)
+	case o.err != nil:
+		t.Fatalf("%v", o.err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			const shown = 4 << 10
+			out := o.e.Output()
+			t.Logf("last output of the %s emulator on %s:\n%s", kind, o.e.Addr, out[max(0, len(out)-shown):])
+		}
+	})
+	return o.e.Addr
+}
