@@ -13,6 +13,15 @@
 //
 // The body of a response that is no 2xx may be a frame with an error, which refines code, message and retrying.
 //
+// A 2xx of text/event-stream is read as it comes:
+//
+//	event: progress   a number from 0 to 1, or an object of progress and message: reported at once
+//	event: log        text, a line of log per line: reported at once
+//	event: result     the answer; nothing is read beyond it
+//	data alone        the answer, if it is the last data and no result comes
+//
+// Other events mean nothing. A stream that ends without an answer, or within an event, is a broken connection.
+//
 // Imports: run, runtime.
 package httpio
 
@@ -53,44 +62,73 @@ func NewClient() *http.Client {
 	}
 }
 
-// Do posts the attempt's document to url and returns what ended it, with run and number. Ended is never set: a response
-// does not tell whether the handler is gone. now serves for dates in Retry-After. When ctx ends the report means
-// nothing: the caller knows why.
-func Do(ctx context.Context, client *http.Client, url string, a *runtime.Assignment, document []byte, now func() time.Time) runtime.Report {
-	report := do(ctx, client, url, a, document, now)
-	report.Run, report.N = a.Run, a.N
+// HeaderToken carries the attempt's token where Authorization says who calls.
+const HeaderToken = "X-Errand-Token"
+
+// Call is an attempt to be sent. URL, Attempt, Document and Now are needed.
+type Call struct {
+	URL      string
+	Attempt  *runtime.Assignment
+	Document []byte
+	// Identity is the bearer token for a server that asks who calls. With one the attempt's token is in HeaderToken, else
+	// in Authorization.
+	Identity string
+	// Each takes what a stream of events reports before its answer, without run and number; nil passes over it. Do calls
+	// it in order and reads on when it returns.
+	Each func(runtime.Report)
+	// Now is the time of day, for log lines and for dates in Retry-After.
+	Now func() time.Time
+}
+
+// Do sends the call and returns what ended it, with run and number. Ended is never set: a response does not tell whether
+// the handler is gone. When ctx ends the report means nothing: the caller knows why.
+func Do(ctx context.Context, client *http.Client, c Call) runtime.Report {
+	report := c.do(ctx, client)
+	report.Run, report.N = c.Attempt.Run, c.Attempt.N
 	report.Message = run.Clip(report.Message, run.MaxMessage)
 	return report
 }
 
-func do(ctx context.Context, client *http.Client, url string, a *runtime.Assignment, document []byte, now func() time.Time) runtime.Report {
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(document))
+func (c *Call) do(ctx context.Context, client *http.Client) runtime.Report {
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, c.URL, bytes.NewReader(c.Document))
 	if err != nil {
-		return failed(run.ClassInfrastructure, CodeUnreachable, fmt.Sprintf("request to %s: %v", url, err))
+		return failed(run.ClassInfrastructure, CodeUnreachable, fmt.Sprintf("request to %s: %v", c.URL, err))
 	}
 	// The answer to a request that was sent must not come from a second one.
 	request.GetBody = nil
 	request.Header.Set("Content-Type", "application/json")
-	request.Header.Set("Accept", "application/json, text/plain;q=0.5")
-	if a.Token != "" {
-		request.Header.Set("Authorization", "Bearer "+a.Token)
+	request.Header.Set("Accept", "application/json, text/event-stream;q=0.9, text/plain;q=0.5")
+	switch token := c.Attempt.Token; {
+	case c.Identity != "":
+		request.Header.Set("Authorization", "Bearer "+c.Identity)
+		if token != "" {
+			request.Header.Set(HeaderToken, token)
+		}
+	case token != "":
+		request.Header.Set("Authorization", "Bearer "+token)
 	}
-	if a.Trace != "" {
-		request.Header.Set("traceparent", a.Trace)
+	if c.Attempt.Trace != "" {
+		request.Header.Set("traceparent", c.Attempt.Trace)
 	}
 	response, err := client.Do(request)
 	if err != nil {
-		return broken(url, err)
+		return broken(c.URL, err)
 	}
 	defer response.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(response.Body, runtime.MaxAnswer+1))
-	switch {
-	case err != nil:
-		return broken(url, err)
-	case len(body) > runtime.MaxAnswer:
-		return runtime.TooLarge()
+	kind, _, _ := mime.ParseMediaType(response.Header.Get("Content-Type"))
+	var body []byte
+	if kind == eventStream && response.StatusCode/100 == 2 {
+		body, err = c.stream(response.Body)
+	} else {
+		body, err = io.ReadAll(io.LimitReader(response.Body, runtime.MaxAnswer+1))
 	}
-	return judge(response, body, now)
+	switch {
+	case errors.Is(err, errLong) || len(body) > runtime.MaxAnswer:
+		return runtime.TooLarge()
+	case err != nil:
+		return broken(c.URL, err)
+	}
+	return judge(response, body, c.Now)
 }
 
 // broken tells a connection that never came about from one that broke.

@@ -20,10 +20,14 @@ import (
 
 var now = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
+func clock() time.Time { return now }
+
 func do(t *testing.T, url string) runtime.Report {
 	t.Helper()
 	a := &runtime.Assignment{Run: "r1", N: 2, Agent: &fleet.Agent{}, Token: "token", Trace: "00-1-2-01"}
-	return httpio.Do(t.Context(), httpio.NewClient(), url, a, []byte(`{"run":"r1"}`), func() time.Time { return now })
+	return httpio.Do(t.Context(), httpio.NewClient(), httpio.Call{
+		URL: url, Attempt: a, Document: []byte(`{"run":"r1"}`), Now: clock,
+	})
 }
 
 func TestReport(t *testing.T) {

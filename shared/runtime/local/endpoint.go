@@ -29,7 +29,7 @@ func (p *endpoint) start(x *attempt) (func() error, error) {
 	p.rt.began(x)
 	p.rt.wg.Go(func() {
 		defer cancel(nil)
-		report := httpio.Do(ctx, p.rt.client, p.url, &x.a, document, p.rt.opts.Now)
+		report := httpio.Do(ctx, p.rt.client, httpio.Call{URL: p.url, Attempt: &x.a, Document: document, Now: p.rt.opts.Now, Each: p.rt.relay(x)})
 		if ctx.Err() != nil {
 			report = p.givenUp(x)
 		}

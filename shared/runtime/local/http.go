@@ -95,7 +95,7 @@ func (p *pool) request(ctx context.Context, m *member, x *attempt) runtime.Repor
 	if err != nil {
 		return notStarted(err.Error())
 	}
-	report := httpio.Do(ctx, rt.client, m.url("/run"), &x.a, document, rt.opts.Now)
+	report := httpio.Do(ctx, rt.client, httpio.Call{URL: m.url("/run"), Attempt: &x.a, Document: document, Now: rt.opts.Now, Each: rt.relay(x)})
 	if report.Code == httpio.CodeBroken || report.Code == httpio.CodeUnreachable {
 		select {
 		case <-ctx.Done():

@@ -97,14 +97,21 @@ func (rt *Runtime) report(r runtime.Report) runtime.Result {
 	}
 }
 
-// logged passes on an attempt's log lines, best effort: an outage must not stop the program that writes them.
+// logged passes on an attempt's log lines.
 func (rt *Runtime) logged(x *attempt, lines []runtime.LogLine) {
-	rt.mu.Lock()
-	reporter := rt.reporter
-	rt.mu.Unlock()
-	result := reporter.Report(rt.life, []runtime.Report{{Type: runtime.Logged, Run: x.a.Run, N: x.a.N, Logs: lines}})[0]
-	if result.Err != nil {
-		rt.log.Debug("log lines were not taken", "attempt", x.a.ID(), "lines", len(lines), "error", result.Err)
+	rt.relay(x)(runtime.Report{Type: runtime.Logged, Logs: lines})
+}
+
+// relay passes on what an attempt says on its way, best effort: an outage must not stop the program that says it.
+func (rt *Runtime) relay(x *attempt) func(runtime.Report) {
+	return func(r runtime.Report) {
+		rt.mu.Lock()
+		reporter := rt.reporter
+		rt.mu.Unlock()
+		r.Run, r.N = x.a.Run, x.a.N
+		if err := reporter.Report(rt.life, []runtime.Report{r})[0].Err; err != nil {
+			rt.log.Debug("a report on the way was not taken", "attempt", x.a.ID(), "report", r.Type, "error", err)
+		}
 	}
 }
 
