@@ -43,8 +43,10 @@ type Config struct {
 	Runtimes map[fleet.Runtime]runtime.Runtime
 	// Name is this process in the dispatcher lease and in history.
 	Name string
-	// SigningKey signs attempt tokens: 32 random bytes or more. Without one a key is made and kept in the store.
-	SigningKey []byte
+	// SigningKeys returns the keys of attempt tokens and tickets, of 32 random bytes or more each: the first signs, all
+	// verify. It is asked at the start and, when they are used, once a minute at most; while it fails, the keys of before
+	// stay. Nil: one key is made and kept in the store.
+	SigningKeys func() ([][]byte, error)
 
 	WorkerLease time.Duration // silence after which a worker is lost; 15 s
 	BeatEvery   time.Duration // how often a worker sends its heartbeat; a third of WorkerLease
@@ -199,7 +201,7 @@ func (p *Plane) Start(ctx context.Context) error {
 // stages by hand calls it instead of Start, and then Step.
 func (p *Plane) Prepare(ctx context.Context) error {
 	// 1. What every process needs: keys and declarations.
-	signs, err := loadSigner(ctx, p.store, p.cfg.SigningKey)
+	signs, err := loadSigner(ctx, p.store, p.cfg.SigningKeys, p.cfg.Clock, p.log)
 	if err != nil {
 		return fmt.Errorf("start control plane: %w", err)
 	}

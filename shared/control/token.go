@@ -2,14 +2,11 @@ package control
 
 import (
 	"context"
-	"crypto/hmac"
-	"crypto/rand"
-	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash"
+	"log/slog"
 	"slices"
 	"sync"
 	"time"
@@ -27,14 +24,10 @@ var ErrToken = errors.New("attempt token is not valid")
 
 const (
 	tokenIssuer  = "errand"
-	keyID        = "signing-key"
 	maxToken     = 4 << 10
 	maxKnown     = 4096
 	tokenPadding = time.Minute // a token outlives its attempt by the grace and this
 )
-
-// keySize is that of the key and of what HMAC-SHA256 makes with it, in bytes.
-const keySize = 32
 
 // claims of an attempt token: a JWT, HS256, that is good for one attempt of one run. Only control planes of one store
 // check it, and they share the key; see docs/adr/0009-attempt-tokens-are-macs.md.
@@ -46,11 +39,11 @@ type claims struct {
 	Scopes []string `json:"scp,omitempty"`
 }
 
-// signer makes and checks attempt tokens. It remembers those that it made or checked, so that a busy worker costs one
-// signature per attempt and no verification.
+// signer makes and checks attempt tokens and tickets. It remembers the tokens that it made or checked, so that a busy
+// worker costs one signature per attempt and no verification.
 type signer struct {
-	key    []byte
-	macs   sync.Pool // of hash.Hash under the key
+	keys   *keys
+	clock  func() time.Time
 	parser *jwt.Parser
 
 	mu    sync.Mutex
@@ -62,35 +55,21 @@ type knownGrant struct {
 	expires time.Time
 }
 
-// loadSigner uses the given key, or the one in the store, or makes one and keeps it there.
-func loadSigner(ctx context.Context, st store.Store, key []byte) (*signer, error) {
-	s := &signer{key: key, known: make(map[string]knownGrant), parser: jwt.NewParser(
-		jwt.WithValidMethods([]string{jwt.SigningMethodHS256.Alg()}), jwt.WithoutClaimsValidation())} // verify has the time
-	for len(s.key) == 0 {
-		doc, err := st.Get(ctx, store.KindMisc, keyID)
-		switch {
-		case err == nil:
-			s.key = doc.Body
-		case !errors.Is(err, store.ErrNotFound):
-			return nil, fmt.Errorf("read the signing key: %w", err)
-		default:
-			fresh := make([]byte, keySize)
-			_, _ = rand.Read(fresh)
-			unit := store.Unit{Token: keyID, Writes: []store.Write{{Doc: store.Doc{Kind: store.KindMisc, ID: keyID, Version: 1, Body: fresh}}}}
-			if err := st.Commit(ctx, []store.Unit{unit})[0]; err != nil && !errors.Is(err, store.ErrExists) {
-				return nil, fmt.Errorf("keep a new signing key: %w", err)
-			}
-		}
+// loadSigner signs with the keys of the source or, when it is nil, with one that is kept in the store.
+func loadSigner(ctx context.Context, st store.Store, source func() ([][]byte, error), clock func() time.Time, log *slog.Logger) (*signer, error) {
+	keys, err := loadKeys(ctx, st, source, clock(), log)
+	if err != nil {
+		return nil, err
 	}
-	if len(s.key) < keySize {
-		return nil, fmt.Errorf("signing key has %d bytes, want %d at least", len(s.key), keySize)
-	}
-	s.macs.New = func() any { return hmac.New(sha256.New, s.key) }
+	s := newSigner(keys, clock)
+	keys.changed = s.forget
 	return s, nil
 }
 
-// header is that of every token of ours.
-var header = base64.RawURLEncoding.EncodeToString([]byte(`{"alg":"HS256","typ":"JWT"}`)) + "."
+func newSigner(keys *keys, clock func() time.Time) *signer {
+	return &signer{keys: keys, clock: clock, known: make(map[string]knownGrant), parser: jwt.NewParser(
+		jwt.WithValidMethods([]string{jwt.SigningMethodHS256.Alg()}), jwt.WithoutClaimsValidation())} // verify has the time
+}
 
 // sign makes the token of an attempt that is good until expires. The library checks tokens. Making one with it took a
 // seventh of all that a run costs this package; writing it down takes a tenth of that.
@@ -106,21 +85,20 @@ func (s *signer) sign(g Grant, now, expires time.Time) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("sign the token of attempt %s: %w", runtime.AttemptID(g.Run, g.N), err)
 	}
-	b := make([]byte, 0, len(header)+base64.RawURLEncoding.EncodedLen(len(payload))+1+base64.RawURLEncoding.EncodedLen(keySize))
-	b = base64.RawURLEncoding.AppendEncode(append(b, header...), payload)
-	mac := s.macs.Get().(hash.Hash)
-	mac.Reset()
-	_, _ = mac.Write(b) // cannot fail
-	var sum [keySize]byte
-	b = base64.RawURLEncoding.AppendEncode(append(b, '.'), mac.Sum(sum[:0]))
-	s.macs.Put(mac)
+	ring := s.keys.at(now)
+	k := ring.keys[0]
+	b := make([]byte, 0, len(k.header)+base64.RawURLEncoding.EncodedLen(len(payload))+1+base64.RawURLEncoding.EncodedLen(keySize))
+	b = base64.RawURLEncoding.AppendEncode(append(b, k.header...), payload)
+	sum := k.mac(b)
+	b = base64.RawURLEncoding.AppendEncode(append(b, '.'), sum[:])
 	token := string(b)
-	s.remember(token, knownGrant{g, expires.Truncate(time.Second)}, now)
+	s.remember(ring, token, knownGrant{g, expires.Truncate(time.Second)}, now)
 	return token, nil
 }
 
 // verify returns what a token allows, or an error wrapping ErrToken that does not repeat the token.
 func (s *signer) verify(token string, now time.Time) (Grant, error) {
+	ring := s.keys.at(now)
 	s.mu.Lock()
 	k, ok := s.known[token]
 	s.mu.Unlock()
@@ -131,7 +109,7 @@ func (s *signer) verify(token string, now time.Time) (Grant, error) {
 		return Grant{}, fmt.Errorf("%w: longer than %d bytes", ErrToken, maxToken)
 	}
 	var c claims
-	_, err := s.parser.ParseWithClaims(token, &c, func(*jwt.Token) (any, error) { return s.key, nil })
+	_, err := s.parser.ParseWithClaims(token, &c, func(t *jwt.Token) (any, error) { return ring.verifies(t.Header) })
 	if err != nil || c.Issuer != tokenIssuer {
 		return Grant{}, fmt.Errorf("%w: not signed by this control plane", ErrToken)
 	}
@@ -143,13 +121,45 @@ func (s *signer) verify(token string, now time.Time) (Grant, error) {
 		return Grant{}, fmt.Errorf("%w: it has expired", ErrToken)
 	}
 	g := Grant{Run: id, N: n, Agent: c.Agent, Tenant: c.Tenant, Scopes: c.Scopes}
-	s.remember(token, knownGrant{g, c.ExpiresAt.Time}, now)
+	s.remember(ring, token, knownGrant{g, c.ExpiresAt.Time}, now)
 	return g, nil
 }
 
-func (s *signer) remember(token string, k knownGrant, now time.Time) {
+// verifies returns what a token of that header is checked with: the key that it names or, where it names none, each.
+func (r *keyring) verifies(header map[string]any) (any, error) {
+	kid, named := header["kid"]
+	if !named {
+		if len(r.keys) == 1 {
+			return r.keys[0].secret, nil
+		}
+		set := jwt.VerificationKeySet{Keys: make([]jwt.VerificationKey, 0, len(r.keys))}
+		for _, k := range r.keys {
+			set.Keys = append(set.Keys, k.secret)
+		}
+		return set, nil
+	}
+	if id, ok := kid.(string); ok && id != "" {
+		if k := r.byID(id); k != nil {
+			return k.secret, nil
+		}
+	}
+	return nil, ErrToken
+}
+
+// forget drops what was checked with keys that may be gone.
+func (s *signer) forget() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	clear(s.known)
+}
+
+// remember keeps what was signed or checked with the ring, unless that is no longer in use.
+func (s *signer) remember(ring *keyring, token string, k knownGrant, now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.keys.ring.Load() != ring {
+		return
+	}
 	if len(s.known) >= maxKnown {
 		for t, old := range s.known { // Go ranges over maps in no order: a cheap random eviction
 			if delete(s.known, t); len(s.known) < maxKnown*9/10 || old.expires.Before(now) {

@@ -61,7 +61,7 @@ const (
 var began = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
 // key signs tokens in every world.
-var key = make([]byte, 32)
+func key() ([][]byte, error) { return [][]byte{make([]byte, 32)}, nil }
 
 // world is everything there is.
 type world struct {
@@ -235,7 +235,7 @@ func (p *process) boot() {
 	}
 	plane, err := control.New(control.Config{
 		Logger: logger,
-		Store:  p.store, Name: p.name, SigningKey: key, WorkerLease: workerLease, Grace: grace,
+		Store:  p.store, Name: p.name, SigningKeys: key, WorkerLease: workerLease, Grace: grace,
 		Clock:     func() time.Time { return began.Add(w.passed + p.offset) },
 		Monotonic: func() time.Duration { return w.passed - p.bootAt },
 		Random:    p.random.next,
