@@ -2,6 +2,7 @@ package api
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -21,6 +22,11 @@ type Options struct {
 	URL string
 	// Token is the bearer token of every call that carries no attempt's token.
 	Token string
+	// Tokens gives the bearer token of calls that carry no attempt's token where Token is empty: identity tokens of the
+	// workload that the client runs in. nil for none.
+	Tokens TokenSource
+	// Audience is whom tokens of Tokens are made out to; URL when empty.
+	Audience string
 	// Tenant is put into submissions and filters that name none.
 	Tenant string
 	// HTTP sends the requests; nil for a client tuned for many small calls to one host. Its Timeout must be zero: calls
@@ -35,6 +41,12 @@ type Options struct {
 	Retries int
 }
 
+// TokenSource gives bearer tokens made out to an audience. Safe for concurrent use; it keeps tokens by itself. Package
+// identity has the platform's.
+type TokenSource interface {
+	Token(ctx context.Context, audience string) (string, error)
+}
+
 // Client calls the HTTP interface. Safe for concurrent use.
 //
 // Calls that are safe to repeat (reads, deletes, submissions with a key) are tried again while the server is away or
@@ -43,6 +55,8 @@ type Options struct {
 type Client struct {
 	base      string
 	token     string
+	tokens    TokenSource
+	audience  string
 	tenant    string
 	http      *http.Client
 	userAgent string
@@ -65,7 +79,7 @@ func NewClient(o Options) (*Client, error) {
 		return nil, err
 	}
 	c := &Client{
-		base: base, token: o.Token, tenant: o.Tenant, http: o.HTTP,
+		base: base, token: o.Token, tokens: o.Tokens, audience: cmp.Or(o.Audience, base), tenant: o.Tenant, http: o.HTTP,
 		userAgent: o.UserAgent, timeout: o.Timeout, retries: o.Retries,
 	}
 	if c.http == nil {
@@ -141,7 +155,7 @@ type call struct {
 	// repeatable: doing it twice is the same as doing it once.
 	repeatable bool
 	wait       time.Duration // how long the server is asked to wait
-	out        any           // decoded from the answer; nil to ignore it
+	out        any           // decoded from the answer; nil to ignore it, a *json.RawMessage for the answer as it is
 }
 
 // do sends a call, again where that is safe and helps, and decodes the answer. It returns the status.
@@ -237,10 +251,15 @@ func (c *Client) request(ctx context.Context, k *call, body []byte, accept strin
 	if k.match != "" {
 		h["If-Match"] = []string{k.match}
 	}
-	if bearer := k.bearer; bearer != "" {
+	bearer := cmp.Or(k.bearer, c.token)
+	if bearer == "" && c.tokens != nil {
+		// A token that cannot be had now is as good as a server that cannot be reached: the call was not made.
+		if bearer, err = c.tokens.Token(ctx, c.audience); err != nil {
+			return nil, fmt.Errorf("%w at %s: no token to call it with: %w", ErrUnreachable, c.base, err)
+		}
+	}
+	if bearer != "" {
 		h["Authorization"] = []string{"Bearer " + bearer}
-	} else if c.token != "" {
-		h["Authorization"] = []string{"Bearer " + c.token}
 	}
 	return req, nil
 }

@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -84,15 +85,36 @@ func receiptPath(attempt, effect string) string {
 	return attemptPath(attempt) + "/receipts/" + url.PathEscape(effect)
 }
 
-// Claim turns a one-use ticket into the lease of an attempt.
+// Claim turns a one-use ticket into the lease of an attempt. It may be repeated by the same worker and is, while the
+// server is away. A ticket that another worker used, or whose attempt is over, is refused with the code fenced.
 func (c *Client) Claim(ctx context.Context, attempt string, b Claim) (*Lease, error) {
-	return act[Lease](ctx, c, attemptPath(attempt)+":claim", &b, false)
+	return act[Lease](ctx, c, attemptPath(attempt)+":claim", &b, true)
 }
 
-// BeginRun registers a handler that was called directly: the lease is of a run that already runs.
-func (c *Client) BeginRun(ctx context.Context, b Begin) (*Lease, error) {
+// BeginRun registers work that was begun by somebody else than the server: the lease is of a run that already runs, and
+// the answer has a Finished instead where the run of that key is over. A key makes it safe to repeat. A key whose run
+// another worker executes is refused with the code fenced, one that stands for another run with conflict.
+func (c *Client) BeginRun(ctx context.Context, b Begin) (*Begun, error) {
 	b.Tenant = or(b.Tenant, c.tenant)
-	return act[Lease](ctx, c, "/v1/runs:begin", &b, b.Key != "")
+	const path = "/v1/runs:begin"
+	var answer json.RawMessage
+	status, err := c.do(ctx, call{method: http.MethodPost, path: path, body: &b, repeatable: b.Key != "", out: &answer})
+	if err != nil {
+		return nil, err
+	}
+	out := new(Begun)
+	var into any
+	if status == http.StatusCreated {
+		out.Lease = new(Lease)
+		into = out.Lease
+	} else {
+		out.Finished = new(Finished)
+		into = out.Finished
+	}
+	if err := json.Unmarshal(answer, into); err != nil {
+		return nil, fmt.Errorf("POST %s: answer of the server: %w", path, located(err))
+	}
+	return out, nil
 }
 
 // Beat is a worker's sign of life.

@@ -143,22 +143,45 @@ type ReportBatchResult struct {
 	Drain   bool           `json:"drain,omitempty"`
 }
 
-// Claim is the body of POST /v1/attempts/{id}:claim.
+// Claim is the body of POST /v1/attempts/{id}:claim, which answers with the Lease.
 type Claim struct {
 	Worker string `json:"worker"`
 	Ticket string `json:"ticket"`
 }
 
-// Begin is the body of POST /v1/runs:begin: a handler that was called directly registers itself.
+// Begin is the body of POST /v1/runs:begin: what was started by somebody else than the server registers itself, be it a
+// handler that was called directly or a container of a job that was started by hand.
 type Begin struct {
-	Agent     string          `json:"agent"`
-	Input     json.RawMessage `json:"input,omitempty"`
-	Tenant    string          `json:"tenant,omitempty"`
-	Key       string          `json:"key,omitempty"`
-	Execution string          `json:"execution,omitempty"`
-	Index     *int            `json:"index,omitempty"`
-	Worker    string          `json:"worker"`
-	Session   string          `json:"session,omitempty"`
+	Agent  string          `json:"agent"`
+	Input  json.RawMessage `json:"input,omitempty"`
+	Tenant string          `json:"tenant,omitempty"`
+	// Key makes it idempotent within the tenant, as that of Submit does; EXECUTION/INDEX for a container of a job.
+	Key string `json:"key,omitempty"`
+	// Execution is the job's execution that the container belongs to, Index the task in it, and Completions its tasks.
+	Execution   string `json:"execution,omitempty"`
+	Index       *int   `json:"index,omitempty"`
+	Completions *int   `json:"completions,omitempty"`
+	// Restarts is how often the platform has restarted the task: when it has risen, the worker's earlier attempt is dead.
+	Restarts int    `json:"restarts,omitempty"`
+	Worker   string `json:"worker"`
+	Session  string `json:"session,omitempty"`
+}
+
+// Begun answers Begin: with status 201 a Lease, with 200 a Finished. Exactly one of them is set.
+type Begun struct {
+	Lease    *Lease
+	Finished *Finished
+}
+
+// Finished is the run of a key that is over already.
+type Finished struct {
+	Run    string          `json:"run"`
+	State  string          `json:"state"`            // succeeded, failed or canceled
+	Output json.RawMessage `json:"output,omitempty"` // succeeded
+	// Reason and Message are those of the run; Code is what its last attempt said.
+	Reason  string `json:"reason,omitempty"`
+	Code    string `json:"code,omitempty"`
+	Message string `json:"message,omitempty"`
 }
 
 // WorkerBeat is the body of POST /v1/workers/{id}:heartbeat. A worker that is silent for the lease period loses its
