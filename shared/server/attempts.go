@@ -296,7 +296,7 @@ func (s *Server) reportBatch(w http.ResponseWriter, r *http.Request) error {
 		if r, err = s.admit(work, r); err != nil {
 			return err
 		}
-		if lease, err = leaseRequest(q.Lease, "body.lease"); err != nil {
+		if lease, err = leaseRequest(r.Context(), q.Lease, "body.lease"); err != nil {
 			return err
 		}
 		lease.Wait = 0

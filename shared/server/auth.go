@@ -56,6 +56,7 @@ type Principal struct {
 	Name    string // in history and logs
 	Role    Role
 	Tenants []string // whose objects exist for it; nil for all
+	Agents  []string // whose runs it may execute, of the right to execute any; nil for all
 }
 
 func (p *Principal) everywhere() bool { return p.Tenants == nil }
@@ -76,21 +77,80 @@ func (p *Principal) may(r right) error {
 	return nil
 }
 
+// mayExecute returns nil, or the problem of a principal that executes only runs of other agents. Whether it may execute
+// at all is for may to say.
+func (p *Principal) mayExecute(agents ...string) error {
+	if p.Agents == nil {
+		return nil
+	}
+	for _, a := range agents {
+		if !slices.Contains(p.Agents, a) {
+			return problem(http.StatusForbidden, api.CodeForbidden, "%s executes runs of %s alone, not of %s; its entry in the configuration lists its agents",
+				p.Name, strings.Join(p.Agents, ", "), clip(a))
+		}
+	}
+	return nil
+}
+
+// Check returns why the principal could not be what its configuration means, or nil.
+func (p *Principal) Check() error {
+	switch {
+	case !slices.Contains(Roles(), p.Role):
+		return fmt.Errorf("unknown role %q; want one of %v", p.Role, Roles())
+	case p.Tenants != nil && len(p.Tenants) == 0:
+		return errors.New("an empty list of tenants allows nothing; leave it out for all")
+	case p.Role == Worker && p.Tenants != nil:
+		return errors.New("a worker executes runs of all tenants; leave tenants out, and limit it by agents")
+	case p.Agents != nil && len(p.Agents) == 0:
+		return errors.New("an empty list of agents allows nothing; leave it out for all")
+	case p.Agents != nil && p.Role != Worker:
+		return fmt.Errorf("agents limit the role worker; the role %s takes none", p.Role)
+	}
+	for i, a := range p.Agents {
+		if !isName.MatchString(a) {
+			return fmt.Errorf("agents[%d]: %q is no agent's name", i, clip(a))
+		}
+	}
+	return nil
+}
+
 // Authenticator tells who a request comes from. Safe for concurrent use.
 type Authenticator interface {
-	// Authenticate returns the principal, or an error wrapping ErrNoPrincipal that repeats no secret.
+	// Authenticate returns the principal, or an error that repeats no secret and wraps ErrNoPrincipal, ErrUnknown or
+	// ErrUndecided.
 	Authenticate(r *http.Request) (Principal, error)
 }
 
-// ErrNoPrincipal is wrapped by Authenticate when the request does not prove whose it is.
-var ErrNoPrincipal = errors.New("not authenticated")
+// Why there is no principal.
+var (
+	ErrNoPrincipal = errors.New("not authenticated")              // the request does not prove whose it is: 401
+	ErrUnknown     = errors.New("not known here")                 // it does, and nothing is allowed to it: 403
+	ErrUndecided   = errors.New("identity cannot be checked now") // what would prove it is out of reach: 503
+)
+
+// undecidedAgain is when a request that could not be decided is worth another try, in seconds.
+const undecidedAgain = 2
+
+// unidentified is the problem of a request without a principal.
+func unidentified(err error) *api.Problem {
+	switch {
+	case errors.Is(err, ErrUnknown):
+		return problem(http.StatusForbidden, api.CodeForbidden, "%v", err)
+	case errors.Is(err, ErrUndecided):
+		p := problem(http.StatusServiceUnavailable, api.CodeUnavailable, "%v", err)
+		p.RetryAfter = undecidedAgain
+		return p
+	}
+	return problem(http.StatusUnauthorized, api.CodeUnauthorized, "%v", err)
+}
 
 // Token is an API token as configuration holds it: hashed, so that whoever reads the configuration cannot use it.
 type Token struct {
-	Name    string // of the principal
-	SHA256  string // 64 hexadecimal digits; see HashToken
-	Role    Role
-	Tenants []string // nil for all
+	Name    string   `json:"name"`   // of the principal
+	SHA256  string   `json:"sha256"` // 64 hexadecimal digits; see HashToken
+	Role    Role     `json:"role"`
+	Tenants []string `json:"tenants,omitempty"` // nil for all
+	Agents  []string `json:"agents,omitempty"`  // of a worker; nil for all
 }
 
 // MaxToken bounds a bearer token, in bytes.
@@ -112,22 +172,22 @@ func NewTokens(tokens []Token) (*Tokens, error) {
 	t := &Tokens{byHash: make(map[[sha256.Size]byte]Principal, len(tokens))}
 	for i, token := range tokens {
 		var hash [sha256.Size]byte
+		p := Principal{Name: token.Name, Role: token.Role, Tenants: slices.Clone(token.Tenants), Agents: slices.Clone(token.Agents)}
 		raw, err := hex.DecodeString(token.SHA256)
 		switch {
 		case token.Name == "":
 			return nil, fmt.Errorf("token %d: name is missing", i+1)
 		case err != nil || len(raw) != len(hash):
 			return nil, fmt.Errorf("token %d (%s): sha256 must be 64 hexadecimal digits", i+1, token.Name)
-		case !slices.Contains(Roles(), token.Role):
-			return nil, fmt.Errorf("token %d (%s): unknown role %q; want one of %v", i+1, token.Name, token.Role, Roles())
-		case token.Tenants != nil && len(token.Tenants) == 0:
-			return nil, fmt.Errorf("token %d (%s): an empty list of tenants allows nothing; leave it out for all", i+1, token.Name)
+		}
+		if err := p.Check(); err != nil {
+			return nil, fmt.Errorf("token %d (%s): %w", i+1, token.Name, err)
 		}
 		copy(hash[:], raw)
 		if other, taken := t.byHash[hash]; taken {
 			return nil, fmt.Errorf("token %d (%s): the same token as %s", i+1, token.Name, other.Name)
 		}
-		t.byHash[hash] = Principal{Name: token.Name, Role: token.Role, Tenants: slices.Clone(token.Tenants)}
+		t.byHash[hash] = p
 	}
 	return t, nil
 }

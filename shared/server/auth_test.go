@@ -1,6 +1,8 @@
 package server
 
 import (
+	"errors"
+	"fmt"
 	"net/http"
 	"strings"
 	"testing"
@@ -55,6 +57,7 @@ func newGuarded(t *testing.T) *site {
 		{Name: "olga", SHA256: HashToken("operator"), Role: Operator},
 		{Name: "otto", SHA256: HashToken("acme-operator"), Role: Operator, Tenants: []string{"acme", "globex"}},
 		{Name: "pool-1", SHA256: HashToken("worker"), Role: Worker},
+		{Name: "echo-only", SHA256: HashToken("echo-worker"), Role: Worker, Agents: []string{"echo"}},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -120,6 +123,14 @@ func TestRolesAndTenants(t *testing.T) {
 		"a worker leases":                           {"worker", "POST", "/v1/leases", `{"worker":"w","agents":["echo"],"max":1}`, nil, 200},
 		"a worker reads nothing":                    {"worker", "GET", "/v1/runs", "", nil, 403},
 		"a lease in a batch needs a worker's right": {"viewer", "POST", "/v1/attempts:batch", `{"reports":[],"lease":{"worker":"w","agents":["echo"],"max":1}}`, nil, 403},
+		"a worker of some agents leases theirs":     {"echo-worker", "POST", "/v1/leases", `{"worker":"w","agents":["echo"],"max":1}`, nil, 200},
+		"and no others, not even beside its own":    {"echo-worker", "POST", "/v1/leases", `{"worker":"w","agents":["echo","mail"],"max":1}`, nil, 403},
+		"nor with a batch":                          {"echo-worker", "POST", "/v1/attempts:batch", `{"reports":[],"lease":{"worker":"w","agents":["mail"],"max":1}}`, nil, 403},
+		"it beats for its own":                      {"echo-worker", "POST", "/v1/workers/w:heartbeat", `{"agents":["echo"],"slots":1,"attempts":[]}`, nil, 200},
+		"and for no others":                         {"echo-worker", "POST", "/v1/workers/w:heartbeat", `{"agents":["mail"],"slots":1,"attempts":[]}`, nil, 403},
+		"it begins runs of its own":                 {"echo-worker", "POST", "/v1/runs:begin", `{"agent":"echo","worker":"w"}`, nil, 201},
+		"and of no others":                          {"echo-worker", "POST", "/v1/runs:begin", `{"agent":"mail","worker":"w"}`, nil, 403},
+		"a worker of any agent begins any run":      {"worker", "POST", "/v1/runs:begin", `{"agent":"mail","worker":"w"}`, nil, 201},
 		"a worker's token is no attempt's":          {"worker", "POST", "/v1/attempts/runacme.1:start", "", nil, 401},
 		"a page of another site changes nothing":    {"operator", "POST", "/v1/runs/runacme:suspend", "", []string{"Sec-Fetch-Site", "cross-site"}, 403},
 	} {
@@ -181,11 +192,15 @@ func TestTokensAreChecked(t *testing.T) {
 		tokens []Token
 		want   string
 	}{
-		"no name":             {[]Token{{SHA256: good, Role: Viewer}}, "name is missing"},
-		"a plain token":       {[]Token{{Name: "a", SHA256: "hunter2", Role: Viewer}}, "64 hexadecimal digits"},
-		"an unknown role":     {[]Token{{Name: "a", SHA256: good, Role: "root"}}, "unknown role"},
-		"no tenant at all":    {[]Token{{Name: "a", SHA256: good, Role: Viewer, Tenants: []string{}}}, "empty list"},
-		"the same token over": {[]Token{{Name: "a", SHA256: good, Role: Viewer}, {Name: "b", SHA256: good, Role: Admin}}, "the same token as a"},
+		"no name":                 {[]Token{{SHA256: good, Role: Viewer}}, "name is missing"},
+		"a plain token":           {[]Token{{Name: "a", SHA256: "hunter2", Role: Viewer}}, "64 hexadecimal digits"},
+		"an unknown role":         {[]Token{{Name: "a", SHA256: good, Role: "root"}}, "unknown role"},
+		"no tenant at all":        {[]Token{{Name: "a", SHA256: good, Role: Viewer, Tenants: []string{}}}, "empty list"},
+		"a worker of tenants":     {[]Token{{Name: "a", SHA256: good, Role: Worker, Tenants: []string{"t"}}}, "all tenants"},
+		"agents of no worker":     {[]Token{{Name: "a", SHA256: good, Role: Viewer, Agents: []string{"echo"}}}, "limit the role worker"},
+		"no agent at all":         {[]Token{{Name: "a", SHA256: good, Role: Worker, Agents: []string{}}}, "empty list of agents"},
+		"an agent without a name": {[]Token{{Name: "a", SHA256: good, Role: Worker, Agents: []string{"Mail!"}}}, "agents[0]"},
+		"the same token over":     {[]Token{{Name: "a", SHA256: good, Role: Viewer}, {Name: "b", SHA256: good, Role: Admin}}, "the same token as a"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if _, err := NewTokens(c.tokens); err == nil || !strings.Contains(err.Error(), c.want) {
@@ -204,5 +219,33 @@ func TestOptionsAreChecked(t *testing.T) {
 		if _, err := New(o); err == nil {
 			t.Errorf("%s: accepted", name)
 		}
+	}
+}
+
+type noAuth struct{ err error }
+
+func (a noAuth) Authenticate(*http.Request) (Principal, error) { return Principal{}, a.err }
+
+func TestWhyThereIsNoPrincipalDecidesTheStatus(t *testing.T) {
+	for name, c := range map[string]struct {
+		err    error
+		status int
+		again  string
+	}{
+		"not proven":          {fmt.Errorf("%w: no token", ErrNoPrincipal), 401, ""},
+		"proven, not allowed": {fmt.Errorf("%w: eve", ErrUnknown), 403, ""},
+		"not to be decided":   {fmt.Errorf("%w: the issuer is down", ErrUndecided), 503, "2"},
+		"unforeseen":          {errors.New("broken"), 401, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, func(o *Options) { o.Loopback, o.Auth = false, noAuth{c.err} })
+			r := s.do("GET", "/v1/runs", "")
+			if r.StatusCode != c.status || r.Header.Get("Retry-After") != c.again {
+				t.Errorf("status %d, Retry-After %q; want %d, %q", r.StatusCode, r.Header.Get("Retry-After"), c.status, c.again)
+			}
+			if p := r.problem(t); !strings.Contains(p.Detail, c.err.Error()) {
+				t.Errorf("detail %q, want %q", p.Detail, c.err)
+			}
+		})
 	}
 }

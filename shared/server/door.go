@@ -120,7 +120,7 @@ func (s *Server) admit(need right, r *http.Request) (*http.Request, error) {
 	}
 	p, err := s.auth.Authenticate(r)
 	if err != nil {
-		return r, problem(http.StatusUnauthorized, api.CodeUnauthorized, "%v", err)
+		return r, unidentified(err)
 	}
 	r = r.WithContext(context.WithValue(r.Context(), principalKey, p))
 	return r, p.may(need)

@@ -34,8 +34,8 @@ func (s *Server) workerDoors() {
 	}, s.beginRun)
 }
 
-// leaseRequest checks what a worker asks for.
-func leaseRequest(q *api.LeaseRequest, at string) (control.LeaseRequest, error) {
+// leaseRequest checks what a worker asks for, and whether it may.
+func leaseRequest(ctx context.Context, q *api.LeaseRequest, at string) (control.LeaseRequest, error) {
 	if err := unitName(at+".worker", q.Worker, runtime.MaxName); err != nil {
 		return control.LeaseRequest{}, err
 	}
@@ -51,6 +51,10 @@ func leaseRequest(q *api.LeaseRequest, at string) (control.LeaseRequest, error) 
 		return control.LeaseRequest{}, invalidAt(at+".slots", "%d; want at least max, which is %d, and at most %d", q.Slots, q.Max, api.MaxSlots)
 	case q.Wait < 0:
 		return control.LeaseRequest{}, invalidAt(at+".wait", "%s; want 0s to %s", q.Wait.Std(), maxLeaseWait)
+	}
+	p := principal(ctx)
+	if err := p.mayExecute(q.Agents...); err != nil {
+		return control.LeaseRequest{}, err
 	}
 	slots := q.Slots
 	if slots == 0 {
@@ -78,7 +82,7 @@ func (s *Server) leaseRuns(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	q, err := leaseRequest(&body, "body")
+	q, err := leaseRequest(r.Context(), &body, "body")
 	if err != nil {
 		return err
 	}
@@ -133,6 +137,10 @@ func (s *Server) workerBeat(w http.ResponseWriter, r *http.Request) error {
 	if err := agentNames("body.agents", q.Agents); err != nil {
 		return err
 	}
+	p := principal(r.Context())
+	if err := p.mayExecute(q.Agents...); err != nil {
+		return err
+	}
 	switch {
 	case q.Target != "" && !isName.MatchString(q.Target):
 		return invalidAt("body.target", "%q is no target's name", clip(q.Target))
@@ -181,6 +189,10 @@ func (s *Server) beginRun(w http.ResponseWriter, r *http.Request) error {
 	}
 	sub, err := submission(r.Context(), &asked, "body")
 	if err != nil {
+		return err
+	}
+	p := principal(r.Context())
+	if err := p.mayExecute(sub.Agent); err != nil {
 		return err
 	}
 	sub.Trace = trace(r)
