@@ -24,6 +24,15 @@ const (
 	Control Topic = "control"
 	// Events carries what happened to runs, as CloudEvents.
 	Events Topic = "events"
+	// DeadLetters takes a message of another topic that failed as often as its broker allows: whole, with the attributes
+	// Source and Deliveries beside its own. While it cannot take one, the message stays where it was.
+	DeadLetters Topic = "deadletter"
+)
+
+// Attributes that a broker adds to a dead letter, by the names that Pub/Sub gives them.
+const (
+	Source     = "CloudPubSubDeadLetterSourceSubscription"  // the subscription that it comes from; its end is the topic
+	Deliveries = "CloudPubSubDeadLetterSourceDeliveryCount" // how often it was delivered, as well as the broker knows
 )
 
 // Pool is the topic of hand-overs to the workers of a target.
@@ -33,7 +42,8 @@ func Pool(target string) Topic { return Topic("pool-" + target) }
 const (
 	MaxData       = 256 << 10 // bytes of data in a message
 	MaxAttributes = 50        // attributes of a message
-	MaxAttribute  = 1 << 10   // bytes in the value of an attribute; a key has at most 256
+	MaxAttribute  = 1 << 10   // bytes in the value of an attribute
+	MaxKey        = 256       // bytes in the key of one
 	MaxBatch      = 1000      // messages in one call of Publish
 	MaxSlots      = 1000      // handlers of one receiver at a time
 )
@@ -73,6 +83,9 @@ type Receiver struct {
 var (
 	// ErrTooLarge: over a limit of the port. The message was not published.
 	ErrTooLarge = errors.New("over a limit of the bus")
+	// ErrInvalid: no broker takes it: an empty message, a key that is empty or begins with goog, text that is not UTF-8, a
+	// receiver without slots or handler. The message was not published.
+	ErrInvalid = errors.New("malformed")
 	// ErrNoTopic: the topic, or its subscription, does not exist.
 	ErrNoTopic = errors.New("no such topic")
 	// ErrClosed: the bus was closed.
@@ -85,7 +98,8 @@ type Bus interface {
 	// those above leaves it unknown whether the message was sent.
 	Publish(ctx context.Context, topic Topic, messages []Message) []error
 	// Receive hands messages to r until ctx ends, then waits for its handlers and returns nil. Messages that it fetched
-	// and did not hand over are given back. An error means that it cannot go on; an outage is waited out.
+	// and did not hand over are given back. An error means that it cannot go on; an outage is waited out. ErrClosed when
+	// the bus was closed meanwhile.
 	Receive(ctx context.Context, topic Topic, r Receiver) error
 	// Describe names driver and place in one line, for people.
 	Describe() string
