@@ -121,6 +121,7 @@ func TestPause(t *testing.T) {
 				return errors.New("fails")
 			}})
 			time.Sleep(time.Hour) // the bubble's
+			synctest.Wait()
 			want := []float64{0, 1, 3, 7, 15, 31, 63, 123, 183}
 			if diff := cmp.Diff(want, got); diff != "" {
 				t.Errorf("seconds at which it was delivered (-want +got):\n%s", diff)
@@ -196,6 +197,7 @@ func TestDeadLetters(t *testing.T) {
 				return errors.New("fails")
 			}})
 			time.Sleep(9*time.Minute + time.Second) // the bubble's
+			synctest.Wait()
 			if deliveries != 10 {
 				t.Errorf("delivered %d times in nine minutes, want one a minute", deliveries)
 			}
@@ -210,6 +212,7 @@ func TestDeadLetters(t *testing.T) {
 				return nil
 			}})
 			time.Sleep(time.Hour)
+			synctest.Wait()
 			want := []map[string]string{{"name": "takes the room"}, {"name": "m", bus.Source: "control", bus.Deliveries: "11"}}
 			if diff := cmp.Diff(want, letters); diff != "" {
 				t.Errorf("dead letters (-want +got):\n%s", diff)
@@ -228,6 +231,7 @@ func TestDeadLetters(t *testing.T) {
 				return errors.New("fails")
 			}})
 			time.Sleep(4*time.Minute + time.Second)
+			synctest.Wait()
 			if diff := cmp.Diff([]int{1, 2, 3, 4, 5}, attempts); diff != "" {
 				t.Errorf("deliveries (-want +got):\n%s", diff)
 			}
