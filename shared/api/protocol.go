@@ -149,6 +149,18 @@ type Claim struct {
 	Ticket string `json:"ticket"`
 }
 
+// Undelivered is the body of POST /v1/attempts/{id}:undelivered: the hand-over that named the attempt came to nobody.
+type Undelivered struct {
+	Ticket string `json:"ticket"`
+	Reason string `json:"reason,omitempty"`
+}
+
+// Ticked answers POST /v1/tick.
+type Ticked struct {
+	// Leader: the process that answered decides; else it has told the one that does.
+	Leader bool `json:"leader"`
+}
+
 // Begin is the body of POST /v1/runs:begin: what was started by somebody else than the server registers itself, be it a
 // handler that was called directly or a container of a job that was started by hand.
 type Begin struct {

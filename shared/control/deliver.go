@@ -26,7 +26,7 @@ func (p *Plane) stepDeliver(ctx context.Context, assigned []*run.Record) {
 			p.change(ctx, p.lost(r.ID, r.Attempt, fmt.Sprintf("agent %s or target %s is not declared any more", r.Agent, r.Target), false))
 			continue
 		}
-		pulls := target.Runtime == fleet.RuntimePoll || agent.Run.Protocol == fleet.Worker
+		pulls := target.Runtime == fleet.RuntimePoll || target.Runtime == fleet.RuntimeLocal && agent.Run.Protocol == fleet.Worker
 		if pulls {
 			node := nodeOf(r)
 			pulled[node] = append(pulled[node], r.ID)
@@ -54,7 +54,10 @@ func (p *Plane) startOn(ctx context.Context, rt runtime.Runtime, r *run.Record, 
 		a := runtime.Assignment{
 			Run: r.ID, N: r.Attempt, Agent: agent, Target: target, Worker: r.Worker, Tenant: r.Tenant, Unit: r.WorkUnit(), Mode: runtime.ModeRun,
 		}
-		if !pulls {
+		if isHandOver(target, agent) {
+			a.Deadline, a.Trace = r.Due, r.Trace
+			a.Ticket = p.signs.Ticket(a.ID(), r.Due.Time())
+		} else if !pulls {
 			full, err := p.assignment(ctx, r, agent, target)
 			if err != nil {
 				p.log.WarnContext(ctx, "prepare an attempt", "run", r.ID, "error", err)

@@ -80,10 +80,24 @@ type Submitted struct {
 	Err     error // a *Refusal, or an outage
 }
 
-// Beginning registers a handler that was called directly.
+// Beginning registers an execution that was not ours to start.
 type Beginning struct {
 	Submission
 	Worker string
+	// Execution and Index name the task of a job; "" for a handler that was called.
+	Execution   string
+	Index       int
+	Completions *int // tasks of the execution, where they are known
+	Restarts    int  // how often the platform has restarted the task
+}
+
+// Claim asks for the attempt that a hand-over named.
+type Claim struct {
+	Attempt string
+	Worker  string
+	Ticket  string
+	// May says whether whoever asks executes the agent; nil for every agent.
+	May func(agent string) bool
 }
 
 // Filter selects runs. Zero fields select all.
@@ -116,7 +130,7 @@ type TreeNode struct {
 	More     bool
 }
 
-// Change tells that a run has a new record.
+// Change tells that a run has a new record. One without a run says that other processes may have changed any.
 type Change struct {
 	Run *run.Record
 	// Events are the new ones, as written.

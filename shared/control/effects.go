@@ -81,9 +81,7 @@ func (p *Plane) BeginEffect(ctx context.Context, b EffectBegin) (EffectAnswer, e
 			return answer, fmt.Errorf("effect %s of attempt %s: %w", b.Effect, runtime.AttemptID(b.Run, b.N), run.ErrFenced)
 		}
 		// 3. What the attempt must know.
-		p.mu.Lock()
-		p.standing(&runtime.Report{Type: runtime.Beat, Run: b.Run, N: b.N}, &answer.Result, now)
-		p.mu.Unlock()
+		p.know(ctx, []runtime.Report{{Type: runtime.Beat, Run: b.Run, N: b.N}}, []*runtime.Result{&answer.Result}, map[int]*run.Record{0: rec})
 		return answer, answer.Err
 	}
 	return answer, &Refusal{Code: CodeUnavailable, Detail: fmt.Sprintf("effect %s is contended", b.Effect), RetryAfter: time.Second}
@@ -129,9 +127,7 @@ func (p *Plane) EndEffect(ctx context.Context, e EffectEnd) (runtime.Result, err
 				return result, err
 			}
 		}
-		p.mu.Lock()
-		p.standing(&runtime.Report{Type: runtime.Beat, Run: e.Run, N: e.N}, &result, p.now())
-		p.mu.Unlock()
+		p.know(ctx, []runtime.Report{{Type: runtime.Beat, Run: e.Run, N: e.N}}, []*runtime.Result{&result}, map[int]*run.Record{0: rec})
 		return result, result.Err
 	}
 	return result, &Refusal{Code: CodeUnavailable, Detail: fmt.Sprintf("effect %s is contended", e.Effect), RetryAfter: time.Second}

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"maps"
 	"slices"
 	"strings"
@@ -99,6 +100,20 @@ func (d *declarations) list(kind string) []*declaration {
 		return cmp.Or(strings.Compare(a.object.Kind(), b.object.Kind()), strings.Compare(a.object.Name(), b.object.Name()))
 	})
 	return all
+}
+
+// fingerprint tells two states of what is declared apart. The process that leads has its own in its lease, which every
+// process reads all the time: so they learn of a change without asking for it.
+func (d *declarations) fingerprint() uint64 {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	var sum uint64
+	for k, x := range d.current {
+		h := fnv.New64a()
+		_, _ = fmt.Fprintf(h, "%s/%s@%d/%d", k.kind, k.name, x.revision, x.updatedAt) // cannot fail
+		sum ^= h.Sum64()
+	}
+	return sum
 }
 
 // loadDeclarations brings memory in line with what the store says is declared.
@@ -434,6 +449,7 @@ func (p *Plane) declare(changed, removed []*declaration) {
 		p.ix.undeclared(x.object)
 	}
 	p.mu.Unlock()
+	p.tellFleet()
 	for _, x := range append(changed, removed...) {
 		if x.object.Kind() == fleet.KindAgent {
 			for _, rt := range p.cfg.Runtimes {

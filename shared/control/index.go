@@ -47,7 +47,8 @@ type index struct {
 	backlog      bool        // some queued runs are in the store only
 	removal      *retention
 	losses       []edit   // attempts whose executors are gone, and that could not be taken back yet
-	left         []string // runs that found no place in the queue's memory
+	left         []string // runs of which the store may know more
+	sweep        bool     // look for what became due and nobody told of
 }
 
 // tracked is a run that the index holds.
@@ -81,10 +82,9 @@ type live struct {
 	silence  time.Duration
 	beat     run.Instant // last sign of life of the handler
 
-	steps    int // recorded so far; -1 before they were counted
-	usage    run.Usage
-	logBytes int
-	logs     int
+	steps int // recorded so far; -1 before they were counted
+	usage run.Usage
+	log   logged
 }
 
 // class is what runs with the same placement outcome share.
@@ -433,8 +433,11 @@ func (ix *index) hold(p *Plane, r *run.Record, t *tracked) *live {
 		l.worker = r.Worker
 	}
 	// A run that becomes known late may be on a worker that was given up meanwhile: somebody must miss it.
-	if l.worker != "" && l.node != l.target && ix.workers[l.worker] == nil {
+	if l.worker != "" && ix.workers[l.worker] == nil && (l.node != l.target || p.isCloud(l.target)) {
 		p.expect(l, p.now())
+	}
+	if w := ix.workers[l.worker]; w != nil && w.node == l.node && p.isCloud(l.target) {
+		w.holds[r.ID] = l.n // it has claimed the attempt, at whichever process
 	}
 	if r.State == run.Running && l.started == 0 {
 		l.started, l.beat = r.UpdatedAt, r.UpdatedAt

@@ -105,7 +105,7 @@ func (p *Plane) Enter(ctx context.Context, subs []Submission, then func()) (out 
 	var left atomic.Int64
 	queuedNow := make(map[string]int) // of this call, by tenant
 	for i := range subs {
-		a, err := p.admit(&subs[i], now, queuedNow)
+		a, err := p.admit(ctx, &subs[i], now, queuedNow)
 		if err != nil {
 			out[i].Err = err
 			continue
@@ -204,12 +204,12 @@ func (p *Plane) settle(ctx context.Context, a arrival, err error) Submitted {
 }
 
 // admit checks a submission and makes its record.
-func (p *Plane) admit(s *Submission, now run.Instant, queuedNow map[string]int) (arrival, error) {
+func (p *Plane) admit(ctx context.Context, s *Submission, now run.Instant, queuedNow map[string]int) (arrival, error) {
 	// 1. Form.
 	if s.Tenant == "" {
 		s.Tenant = fleet.DefaultTenant
 	}
-	x := p.declared.get(fleet.KindAgent, s.Agent)
+	x := p.agentNamed(ctx, s.Agent)
 	if err := checkSubmission(s, x, now); err != nil {
 		return arrival{}, err
 	}

@@ -28,6 +28,8 @@ type leadDoc struct {
 	Epoch  int64  `json:"epoch"`
 	Beat   int64  `json:"beat"`            // rises with every renewal
 	Asked  string `json:"asked,omitempty"` // a successor that wants to be handed over to
+	URL    string `json:"url,omitempty"`   // where the holder answers what only it knows; "" where nobody can reach it
+	Fleet  uint64 `json:"fleet,omitempty"` // what it holds declared, see fingerprint
 	Given  bool   `json:"given,omitempty"` // resigned: free to take
 }
 
@@ -35,6 +37,8 @@ type leadDoc struct {
 type lead struct {
 	store store.Store
 	name  string
+	url   string        // of this process, for others
+	fleet func() uint64 // what this process holds declared; nil for nothing to tell
 
 	// known is what everybody asks for all the time: nobody who asks waits while the lease is read or written.
 	known atomic.Pointer[standing]
@@ -53,6 +57,7 @@ type standing struct {
 	epoch   int64         // of the newest lease that it held
 	renewed time.Duration // own monotonic clock, at the start of the write that took or renewed
 	failed  bool          // the last Step: the next one is not made at once
+	leader  leadDoc       // as it was last read or written
 }
 
 func newLead(st store.Store, name string) *lead {
@@ -118,6 +123,7 @@ func (l *lead) Step(ctx context.Context, mono time.Duration) (err error) {
 	if err := json.Unmarshal(doc.Body, &cur); err != nil {
 		return fmt.Errorf("read the dispatcher lease: %w", err)
 	}
+	l.leader = cur
 	// 2. Renew what is ours, unless a successor asked for it.
 	if l.holds && doc.Version == l.version || l.holds && cur.Holder == l.name && cur.Epoch == l.epoch {
 		if cur.Asked != "" && cur.Asked != l.name {
@@ -167,13 +173,19 @@ func (l *lead) Resign(ctx context.Context) error {
 	return l.put(ctx, l.version, next, l.renewed)
 }
 
+// Leader is the lease as this process last saw it: who decides, where, and over what fleet.
+func (l *lead) Leader() leadDoc { return l.known.Load().leader }
+
 // write takes or renews.
 func (l *lead) write(ctx context.Context, expect int64, doc leadDoc, mono time.Duration) error {
+	if doc.URL = l.url; l.fleet != nil {
+		doc.Fleet = l.fleet()
+	}
 	if err := l.put(ctx, expect, doc, mono); err != nil || l.seen != expect+1 {
 		l.holds = false
 		return err
 	}
-	l.holds, l.epoch, l.version, l.doc, l.renewed = true, doc.Epoch, expect+1, doc, mono
+	l.holds, l.epoch, l.version, l.doc, l.leader, l.renewed = true, doc.Epoch, expect+1, doc, doc, mono
 	return nil
 }
 

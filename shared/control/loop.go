@@ -41,6 +41,11 @@ func (p *Plane) loop(ctx context.Context) {
 	poke, _ := p.Wait()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
+	defer func() {
+		if p.deaf != nil {
+			p.deaf()
+		}
+	}()
 	for {
 		select {
 		case <-ctx.Done():
@@ -51,6 +56,7 @@ func (p *Plane) loop(ctx context.Context) {
 		more := true
 		for more && ctx.Err() == nil {
 			more = p.Step(ctx, p.now())
+			p.listen(ctx)
 		}
 		_, rest := p.Wait()
 		timer.Reset(rest)
@@ -88,10 +94,15 @@ func (p *Plane) Step(ctx context.Context, now run.Instant) (more bool) {
 	}
 	if !leads {
 		p.commitArrivals(ctx, p.arrive.take(maxPass))
+		p.stepTell(ctx)
+		p.followFleet(ctx)
+		p.stepGaze(ctx)
 		return p.arrive.waiting() > 0
 	}
+	p.relay.clear() // whoever leads hears itself
 	// 2. What is due: timers, silent workers, starts to confirm, the next stretch of the due index.
 	p.stepHorizon(ctx, now)
+	p.stepSweep(ctx, now)
 	more = p.stepDue(ctx, now)
 	p.stepConfirm(ctx, now)
 	if !p.caughtUp(ctx) || !p.reread(ctx, now) {
@@ -120,8 +131,14 @@ func (p *Plane) untilNext() time.Duration {
 	if d, ok := p.led.Next(p.cfg.Monotonic()); ok {
 		sooner(d)
 	}
-	if !p.leads() {
-		return wait // what is due is the leader's to do
+	if !p.leads() { // what is due is the leader's to do
+		if d, ok := p.relay.next(p.cfg.Monotonic()); ok {
+			sooner(d)
+		}
+		if p.watch.isFollowed() {
+			sooner(p.gazeAt - p.cfg.Monotonic())
+		}
+		return wait
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -186,6 +203,7 @@ func (p *Plane) takeOver(ctx context.Context, now run.Instant) error {
 	}
 	// 2. Live attempts, by the index of their workers.
 	var orphans []edit
+	var untold []*run.Record
 	q := store.Query{By: store.ByWorker, Limit: store.MaxPage}
 	for {
 		page, err := p.store.List(ctx, q)
@@ -199,6 +217,9 @@ func (p *Plane) takeOver(ctx context.Context, now run.Instant) error {
 			}
 			if e, ok := p.orphan(r, now); ok {
 				orphans = append(orphans, e)
+			}
+			if r.State == run.Assigned && p.isClaimed(r) {
+				untold = append(untold, r) // perhaps nobody was told of it: doing so twice does no harm
 			}
 		}
 		if page.Next == "" {
@@ -226,8 +247,24 @@ func (p *Plane) takeOver(ctx context.Context, now run.Instant) error {
 		}
 	}
 	p.indexed = true
+	p.stepDeliver(ctx, untold)
 	p.wake()
 	return nil
+}
+
+// isCloud reports whether a target is a resource of Cloud Run.
+func (p *Plane) isCloud(target string) bool {
+	t := p.targetNamed(target)
+	return t != nil && t.Runtime == fleet.RuntimeCloudRun
+}
+
+// isClaimed reports whether the run's live attempt is one that an executor claims.
+func (p *Plane) isClaimed(r *run.Record) bool {
+	t, x := p.targetNamed(r.Target), p.knownAgent(r)
+	if t == nil || x == nil {
+		return false
+	}
+	return isHandOver(t, x.object.(*fleet.Agent))
 }
 
 // admitStored puts a stored run into the index.
@@ -267,10 +304,18 @@ func (p *Plane) orphan(r *run.Record, now run.Instant) (edit, bool) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		t := p.ix.runs[r.ID]
-		if t == nil || t.live == nil || t.live.worker == "" {
+		if t == nil || t.live == nil {
 			return edit{}, false
 		}
 		l := t.live
+		if l.worker == "" && p.isCloud(l.target) && !p.isClaimed(r) {
+			// A request of the last server carried it, and its connection is gone. A handler that goes on without one says
+			// that it lives, as a worker would of which it is all that there is.
+			l.worker = runtime.AttemptID(r.ID, r.Attempt)
+		}
+		if l.worker == "" {
+			return edit{}, false
+		}
 		if p.ix.workers[l.worker] == nil { // its target is not declared as one that is polled any more
 			p.expect(l, now)
 		}

@@ -57,19 +57,23 @@ func (p *Plane) Report(ctx context.Context, reports []runtime.Report) []runtime.
 			edits, editOf = append(edits, p.reported(&reports[i])), append(editOf, i)
 		}
 	}
-	for k, o := range p.changeAll(ctx, edits) {
+	outcomes := p.changeAll(ctx, edits)
+	for k, o := range outcomes {
 		results[editOf[k]] = o.result
 		if o.err != nil {
 			results[editOf[k]].Err = o.err
 		}
 	}
 	// 3. What the attempt must know.
-	p.mu.Lock()
-	now := p.now()
-	for i := range reports {
-		p.standing(&reports[i], &results[i], now)
+	asked := make([]*runtime.Result, len(results))
+	written := make(map[int]*run.Record, len(outcomes))
+	for i := range results {
+		asked[i] = &results[i]
 	}
-	p.mu.Unlock()
+	for k, o := range outcomes {
+		written[editOf[k]] = o.rec
+	}
+	p.know(ctx, reports, asked, written)
 	return results
 }
 
@@ -145,12 +149,14 @@ func (p *Plane) beside(ctx context.Context, r *runtime.Report) (*store.Unit, err
 	fence := []store.Fence{{Run: r.Run, Attempt: int64(r.N)}}
 	switch r.Type {
 	case runtime.StepDone:
-		seq, err := p.nextStep(ctx, r.Run, r.N)
-		if err != nil {
-			return nil, err
-		}
 		s := *r.Step
-		s.Seq = seq
+		if p.store.Exclusive() || s.Seq < 1 || s.Seq > runtime.MaxSteps {
+			seq, err := p.nextStep(ctx, r.Run, r.N)
+			if err != nil {
+				return nil, err
+			}
+			s.Seq = seq
+		} // else it comes by whichever process, and the attempt knows the order best
 		w, err := stepWrite(r.Run, s)
 		if err != nil {
 			return nil, err
@@ -214,32 +220,26 @@ func (p *Plane) nextStep(ctx context.Context, id string, n int) (int, error) {
 func (p *Plane) logUnit(r *runtime.Report, fence []store.Fence) (*store.Unit, error) {
 	lines := make([]runtime.LogLine, 0, len(r.Logs))
 	p.mu.Lock()
-	t := p.ix.runs[r.Run]
-	if !p.leads() {
+	l, err := p.logOf(r)
+	if err != nil {
 		p.mu.Unlock()
-		return nil, &Refusal{Code: CodeUnavailable, Detail: "another server bounds the logs of this run; send them there", RetryAfter: time.Second}
+		return nil, err
 	}
-	if t == nil || t.live == nil || t.live.n != r.N {
-		p.mu.Unlock()
-		return nil, fmt.Errorf("attempt %s: %w", runtime.AttemptID(r.Run, r.N), run.ErrFenced)
-	}
-	l := t.live
-	l.beat = p.now()
 	for _, line := range r.Logs {
-		if l.logBytes > runtime.MaxLogBytes {
+		if l.bytes > runtime.MaxLogBytes {
 			break
 		}
 		line.N = r.N
 		if len(line.Text) > runtime.MaxLogLine {
 			line.Text = run.Clip(line.Text, runtime.MaxLogLine)
 		}
-		if l.logBytes += len(line.Text) + 32; l.logBytes > runtime.MaxLogBytes {
+		if l.bytes += len(line.Text) + 32; l.bytes > runtime.MaxLogBytes {
 			line = runtime.LogLine{At: line.At, N: r.N, Stream: "errand", Text: fmt.Sprintf("log cut here: over %d bytes in one attempt", runtime.MaxLogBytes)}
 		}
 		lines = append(lines, line)
 	}
-	l.logs++
-	seq := l.logs
+	l.chunks++
+	seq := l.chunks
 	p.mu.Unlock()
 	if len(lines) == 0 {
 		return nil, nil
@@ -250,16 +250,99 @@ func (p *Plane) logUnit(r *runtime.Report, fence []store.Fence) (*store.Unit, er
 	}
 	return &store.Unit{Token: p.newID(), Fences: fence, Writes: []store.Write{{Expect: store.AnyVersion, Doc: store.Doc{
 		Kind: store.KindLog, Owner: r.Run, Version: 1, Body: body,
-		// After a restart the count starts again: the time keeps the order and the ids apart.
-		ID: fmt.Sprintf("%s/%06d/%014d/%06d", r.Run, r.N, p.now(), seq),
+		// After a restart, and in another process, the count starts again: time and chance keep order and ids apart.
+		ID: p.logID(r, seq),
 	}}}}, nil
+}
+
+// logged counts what was kept of an attempt's log.
+type logged struct {
+	bytes, chunks int
+}
+
+// maxForeignLogs bounds the attempts whose logs a process that does not lead counts.
+const maxForeignLogs = 10_000
+
+// logOf is the count of an attempt's log: the leader has it with the attempt; other processes bound what comes by them.
+// With p.mu held.
+func (p *Plane) logOf(r *runtime.Report) (*logged, error) {
+	if !p.leads() {
+		id := runtime.AttemptID(r.Run, r.N)
+		if p.logs == nil || len(p.logs) >= maxForeignLogs {
+			p.logs = make(map[string]*logged)
+		}
+		if p.logs[id] == nil {
+			p.logs[id] = new(logged)
+		}
+		return p.logs[id], nil
+	}
+	t := p.ix.runs[r.Run]
+	if t == nil || t.live == nil || t.live.n != r.N {
+		return nil, fmt.Errorf("attempt %s: %w", runtime.AttemptID(r.Run, r.N), run.ErrFenced)
+	}
+	t.live.beat = p.now()
+	return &t.live.log, nil
+}
+
+func (p *Plane) logID(r *runtime.Report, seq int) string {
+	id := fmt.Sprintf("%s/%06d/%014d/%06d", r.Run, r.N, p.now(), seq)
+	if !p.store.Exclusive() {
+		id += "/" + p.newID()[:8]
+	}
+	return id
+}
+
+// know adds what each attempt must know to the answer to its report. read are records that are known to be new, by the
+// place of their report: a process that does not lead reads the others.
+func (p *Plane) know(ctx context.Context, reports []runtime.Report, results []*runtime.Result, read map[int]*run.Record) {
+	if p.leads() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		now := p.now()
+		for i := range reports {
+			p.standing(&reports[i], results[i], now)
+		}
+		return
+	}
+	// 1. Its index knows no attempts: the store tells.
+	var ids []string
+	at := make(map[string]int)
+	for i := range reports {
+		if _, asked := at[reports[i].Run]; results[i].Err == nil && read[i] == nil && !asked {
+			at[reports[i].Run] = len(ids)
+			ids = append(ids, reports[i].Run)
+		}
+	}
+	records, errs := p.load(ctx, ids, true)
+	// 2. The leader hears that the handler lives; the attempt hears what it must know.
+	for i := range reports {
+		r, res := &reports[i], results[i]
+		if res.Err != nil {
+			continue
+		}
+		rec := read[i]
+		if rec == nil {
+			k := at[r.Run]
+			if rec = records[k]; rec == nil {
+				res.Err = errs[k]
+				continue
+			}
+		}
+		switch {
+		case rec.Live() && rec.Attempt == r.N:
+			p.tellAlive(runtime.AttemptID(r.Run, r.N))
+			res.Deadline = run.Earliest(rec.Due, rec.Deadline)
+			if rec.Stop != nil {
+				res.Cancel, res.CancelReason = true, rec.Stop.Reason
+			}
+		case !changesRun(r.Type):
+			res.Err = fmt.Errorf("attempt %s: %w", runtime.AttemptID(r.Run, r.N), run.ErrFenced)
+		}
+	}
 }
 
 // standing adds what the attempt must know: its deadline and whether it must end; with p.mu held.
 func (p *Plane) standing(r *runtime.Report, res *runtime.Result, now run.Instant) {
-	if !p.leads() {
-		return // its index knows no attempts: the fences in the store have judged
-	}
 	t := p.ix.runs[r.Run]
 	if t == nil || t.live == nil || t.live.n != r.N {
 		if res.Err == nil && !changesRun(r.Type) {

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/errand-run/errand/shared/admission"
 	"github.com/errand-run/errand/shared/fleet"
 	"github.com/errand-run/errand/shared/run"
 	"github.com/errand-run/errand/shared/runtime"
@@ -197,63 +196,6 @@ func (p *Plane) retryOf(ctx context.Context, id string, input json.RawMessage, a
 	a, err = p.arrivalOf(spec, input, agent, actor, now)
 	a.writes = append(a.writes, retryLink(old.ID, spec.ID))
 	return a, err
-}
-
-// Begin registers a handler that was called directly: the run is accepted, placed and running at once.
-func (p *Plane) Begin(ctx context.Context, b Beginning) (runtime.Assignment, error) {
-	if !p.leads() {
-		return runtime.Assignment{}, notLeading("begin") // who decides must know of the worker
-	}
-	now := p.now()
-	if !validName(b.Worker) {
-		return runtime.Assignment{}, refuse(CodeInvalid, "begin: want the name of a worker, 1 to %d bytes", runtime.MaxName)
-	}
-	x := p.declared.get(fleet.KindAgent, b.Agent)
-	if b.Tenant == "" {
-		b.Tenant = fleet.DefaultTenant
-	}
-	if err := checkSubmission(&b.Submission, x, now); err != nil {
-		return runtime.Assignment{}, err
-	}
-	if x.input != nil {
-		if faults := validate(x.input, b.Input, "input"); len(faults) > 0 {
-			return runtime.Assignment{}, &Refusal{Code: CodeInvalid, Detail: "input does not match the schema of agent " + b.Agent, Faults: faults}
-		}
-	}
-	agent := x.object.(*fleet.Agent)
-	spec := run.Spec{
-		Kind: run.KindAgent, Agent: b.Agent, Version: agent.Version, Revision: x.revision, Tenant: b.Tenant, Priority: admission.DefaultPriority,
-		Labels: b.Labels, Key: b.Key, CreatedAt: now, RetainFor: retainFor(agent), Session: b.Session, Trace: b.Trace,
-	}
-	p.identify(&spec, &b.Submission)
-	a, err := p.arrivalOf(spec, b.Input, agent, b.Actor, now)
-	if err != nil {
-		return runtime.Assignment{}, err
-	}
-	run.Evolve(a.rec, run.Event{Type: run.EvAssigned, At: now, Attempt: 1, Target: openTarget, Worker: b.Worker, Node: openTarget + "/" + b.Worker})
-	run.Evolve(a.rec, run.Event{Type: run.EvStarted, At: now, Attempt: 1, Worker: b.Worker, Due: now.Add(p.attemptTimeout(ctx, a.rec))})
-	// It is a fact that it runs: nothing is placed, and nothing waits for a pass.
-	var out Submitted
-	a.done = func(x arrival, err error) { out = p.settle(ctx, x, err) }
-	p.mu.Lock()
-	_, err = p.register(b.Worker, "", []string{b.Agent}, 1, now)
-	p.mu.Unlock()
-	if err != nil {
-		return runtime.Assignment{}, err
-	}
-	p.commitArrivals(ctx, []arrival{a})
-	switch {
-	case out.Err != nil:
-		return runtime.Assignment{}, out.Err
-	case out.Existed:
-		return runtime.Assignment{}, refuse(CodeConflict, "key %q was begun before: run %s is %s", b.Key, out.Run.ID, out.Run.State)
-	}
-	p.mu.Lock()
-	if w := p.ix.workers[b.Worker]; w != nil {
-		w.holds[out.Run.ID] = 1
-	}
-	p.mu.Unlock()
-	return p.assignment(ctx, out.Run, agent, p.open)
 }
 
 // stateRefusal words a state error as a refusal.

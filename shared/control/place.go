@@ -285,8 +285,13 @@ func (p *Plane) bindEvents(pd *pending, b *binding, now run.Instant) error {
 	switch {
 	case b.assign:
 		startBy := startByPoll
-		if t := p.targetNamed(b.decision.Target); t != nil && t.Runtime != fleet.RuntimePoll {
-			startBy = startByLocal
+		if t := p.targetNamed(b.decision.Target); t != nil {
+			switch t.Runtime {
+			case fleet.RuntimeLocal, fleet.RuntimeHTTP:
+				startBy = startByLocal
+			case fleet.RuntimeCloudRun:
+				startBy = startByCloud
+			}
 		}
 		node := ""
 		if b.decision.Node != b.decision.Target {
@@ -329,7 +334,8 @@ func (p *Plane) unbind(ctx context.Context, b *binding, err error) {
 // doubt lets the leader's next pass read a run again of which the index may know less than the store.
 func (p *Plane) doubt(id string) {
 	if !p.leads() {
-		return // whoever leads next reads everything
+		p.tellRun(id)
+		return
 	}
 	p.mu.Lock()
 	p.ix.left = append(p.ix.left, id)

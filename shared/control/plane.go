@@ -23,6 +23,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/errand-run/errand/shared/bus"
 	"github.com/errand-run/errand/shared/fleet"
 	"github.com/errand-run/errand/shared/run"
 	"github.com/errand-run/errand/shared/runtime"
@@ -43,6 +44,10 @@ type Config struct {
 	Runtimes map[fleet.Runtime]runtime.Runtime
 	// Name is this process in the dispatcher lease and in history.
 	Name string
+	// Bus carries facts to the process that decides, where several share the store; nil where there is one.
+	Bus bus.Bus
+	// Advertise is the URL under which other control processes reach this one; "" where they cannot.
+	Advertise string
 	// SigningKeys returns the keys of attempt tokens and tickets, of 32 random bytes or more each: the first signs, all
 	// verify. It is asked at the start and, when they are used, once a minute at most; while it fails, the keys of before
 	// stay. Nil: one key is made and kept in the store.
@@ -72,6 +77,7 @@ const (
 	horizon       = 10 * time.Minute // timers due later stay in the store
 	startByPoll   = 30 * time.Second // an assigned attempt that nobody fetched
 	startByLocal  = 15 * time.Minute // a local start may have to build first
+	startByCloud  = 5 * time.Minute  // an instance may have to be brought up first; a hand-over may have been lost
 	maxPass       = 2000             // runs placed in one pass
 	maxArrivals   = 20_000           // submissions waiting for their commit
 	conflictTries = 20
@@ -145,9 +151,21 @@ type Plane struct {
 	sharesVersion int64 // the loop's own
 	indexed       bool  // the loop's own: ix holds what this process decides over
 
+	// Of a process that shares its store; the loop's own.
+	deaf      func()           // ends the listening to what others tell; nil when it does not
+	gazeAt    time.Duration    // when to look again at runs that are followed here, on the monotonic clock
+	seen      map[string]int64 // their versions by then
+	fleetSeen uint64           // the leader's fleet that this process has
+
 	mu  sync.Mutex // guards ix
 	ix  *index     // the leader's memory
 	led *lead
+	// lookedUp is when what is declared may be read again for a name that is not known; guarded by mu.
+	lookedUp time.Duration
+	// logs counts, in a process that does not lead, what attempts logged by it; guarded by mu.
+	logs map[string]*logged
+	// relay keeps what the process that leads is to be told.
+	relay relay
 	// open is the target of workers that name none.
 	open *fleet.Target
 
@@ -181,6 +199,7 @@ func New(cfg Config) (*Plane, error) {
 		startCh:  make(chan struct{}, 16),
 	}
 	p.led = newLead(p.store, cfg.Name)
+	p.led.url, p.led.fleet = cfg.Advertise, p.declared.fingerprint
 	p.open = &fleet.Target{Meta: fleet.Meta{Name: openTarget}, Runtime: fleet.RuntimePoll, Shapes: fleet.Shapes()}
 	p.open.SetDefaults()
 	return p, nil

@@ -276,6 +276,7 @@ func (p *Plane) load(ctx context.Context, ids []string, fresh bool) ([]*run.Reco
 // noted tells everyone in this process what was just written.
 func (p *Plane) noted(after *run.Record, events []run.Event) {
 	p.records.put(after)
+	p.tellRun(after.ID)
 	p.mu.Lock()
 	turn, next := p.ix.set(p, after, false)
 	p.mu.Unlock()

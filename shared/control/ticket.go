@@ -12,6 +12,9 @@ import (
 // ErrTicket is wrapped for every ticket that does not allow the claim it is shown for.
 var ErrTicket = errors.New("ticket is not valid")
 
+// errTicketOver is of a ticket that was good once.
+var errTicketOver = fmt.Errorf("%w: it has expired", ErrTicket)
+
 // Of a ticket, in bytes: when it expires, and a MAC cut to 128 bits, which is what a guess has to hit.
 const (
 	ticketExpiry = 8
@@ -47,7 +50,7 @@ func (s *signer) checkTicket(attemptID, ticket string, now time.Time) error {
 			continue
 		}
 		if expires := int64(binary.BigEndian.Uint64(raw[:ticketExpiry])); now.Unix() >= expires {
-			return fmt.Errorf("%w: it has expired", ErrTicket)
+			return errTicketOver
 		}
 		return nil
 	}

@@ -34,6 +34,9 @@ func (w *watchers) tell(c Change) {
 			delete(w.all, x)
 		}
 	}
+	if c.Run == nil {
+		return
+	}
 	for ch := range w.byRun[c.Run.ID] {
 		select {
 		case ch <- struct{}{}:
@@ -83,6 +86,48 @@ func (p *Plane) Watch(_ context.Context, buffer int) (<-chan Change, func()) {
 	}
 }
 
+// signal tells who follows a run that another process has changed it.
+func (w *watchers) signal(id string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for ch := range w.byRun[id] {
+		select {
+		case ch <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// followed lists up to limit runs that somebody follows.
+func (w *watchers) followed(limit int) []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	ids := make([]string, 0, min(len(w.byRun), limit))
+	for id := range w.byRun {
+		if len(ids) == limit {
+			break
+		}
+		ids = append(ids, id)
+	}
+	return ids
+}
+
+func (w *watchers) isFollowed() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.byRun) > 0
+}
+
+// Follow signals on the returned channel after changes of one run, whichever process made them, until the function is
+// called. Changes of other processes are seen at a pace, not one by one.
+func (p *Plane) Follow(id string) (<-chan struct{}, func()) {
+	ch, done := p.watch.follow(id)
+	if !p.store.Exclusive() && !p.leads() {
+		p.wake() // the loop looks at it from now on
+	}
+	return ch, done
+}
+
 // follow signals on the returned channel after each change of one run.
 func (w *watchers) follow(id string) (<-chan struct{}, func()) {
 	ch := make(chan struct{}, 1)
@@ -104,7 +149,7 @@ func (w *watchers) follow(id string) (<-chan struct{}, func()) {
 
 // Await returns the run when it is terminal, or as it is when the timeout or the context ends.
 func (p *Plane) Await(ctx context.Context, id string, timeout time.Duration) (*run.Record, error) {
-	changed, done := p.watch.follow(id)
+	changed, done := p.Follow(id)
 	defer done()
 	timer := time.NewTimer(timeout)
 	defer timer.Stop()

@@ -3,6 +3,7 @@ package control
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -86,6 +87,12 @@ func (p *Plane) targetNamed(name string) *fleet.Target {
 		return p.open
 	}
 	return nil
+}
+
+// isHandOver reports whether attempts on the target are claimed by whoever was told of them, rather than started by a request
+// that carries them or fetched from an outbox.
+func isHandOver(t *fleet.Target, a *fleet.Agent) bool {
+	return t.Runtime == fleet.RuntimeCloudRun && (a.Shape == fleet.Pool || a.Shape == fleet.Job)
 }
 
 // Lease hands a worker up to Max runs that are assigned to it, waiting up to Wait for the first. It registers the
@@ -200,7 +207,7 @@ func (p *Plane) register(id, target string, agents []string, slots int, now run.
 	if t == nil {
 		return nil, refuse(CodeNotFound, "worker %s: there is no target %s; declare it with runtime: poll, or name none", id, target)
 	}
-	if t.Runtime != fleet.RuntimePoll && t.Runtime != fleet.RuntimeLocal {
+	if t.Runtime == fleet.RuntimeHTTP {
 		return nil, refuse(CodeInvalid, "worker %s: target %s has runtime %s, whose runs are not pulled", id, target, t.Runtime)
 	}
 	if w == nil && len(ix.workers) >= maxWorkers {
@@ -282,11 +289,15 @@ func (p *Plane) Beat(ctx context.Context, b WorkerBeat) (WorkerStanding, error) 
 	if err := p.checkWorker(&req); err != nil {
 		return standing, err
 	}
-	if !p.leads() {
-		return standing, notLeading("heartbeat") // an answer from here would tell the worker that nothing is its own
-	}
 	if len(b.Attempts) > maxSlots {
 		return standing, refuse(CodeTooLarge, "worker %s: %d attempts, %d at most", b.Worker, len(b.Attempts), maxSlots)
+	}
+	if !p.leads() {
+		if p.cfg.Bus == nil {
+			return standing, notLeading("heartbeat") // an answer from here would tell the worker that nothing is its own
+		}
+		p.tellBeat(b)
+		return p.standingOf(ctx, b.Worker, b.Attempts)
 	}
 	for key, state := range p.snapshotsOf(&b) {
 		if err := p.saveSession(ctx, key, state); err != nil {
@@ -295,10 +306,93 @@ func (p *Plane) Beat(ctx context.Context, b WorkerBeat) (WorkerStanding, error) 
 	}
 	now := p.now()
 	p.mu.Lock()
-	w, err := p.register(b.Worker, b.Target, b.Agents, b.Slots, now)
+	w, err := p.beatHeard(&b, now)
 	if err != nil {
 		p.mu.Unlock()
 		return standing, err
+	}
+	standing.Drain = w.draining
+	// 1. What it holds is answered if it is so. Where others write facts, the index may not have heard of a claim yet: then
+	//    the store tells.
+	named := make(map[string]bool, len(b.Attempts))
+	var ask []string
+	for _, attempt := range b.Attempts {
+		id, n, err := runtime.ParseAttemptID(attempt)
+		if err != nil {
+			continue
+		}
+		named[id] = true
+		if t := p.ix.runs[id]; t != nil && t.live != nil && t.live.n == n && t.live.worker == w.id {
+			standing.Attempts = append(standing.Attempts, AttemptStanding{
+				ID: attempt, Deadline: t.live.deadline, Cancel: t.live.stop != "", CancelReason: t.live.stop,
+			})
+			continue
+		}
+		ask = append(ask, attempt)
+		p.ix.left = append(p.ix.left, id)
+	}
+	// 2. What it should hold and does not name: the lease never reached it, or it dropped the attempt.
+	var dropped []edit
+	for id, n := range w.holds {
+		t := p.ix.runs[id]
+		if named[id] || t == nil || t.live == nil || t.live.n != n || now.Sub(t.live.handed) < 2*p.cfg.BeatEvery {
+			continue
+		}
+		dropped = append(dropped, p.lost(id, n, "its worker no longer has it", true))
+	}
+	p.mu.Unlock()
+	p.wake()
+	for _, o := range p.changeAll(ctx, dropped) {
+		if o.err != nil {
+			p.log.WarnContext(ctx, "take a dropped attempt back", "worker", b.Worker, "error", o.err)
+		}
+	}
+	if len(ask) > 0 && !p.store.Exclusive() {
+		more, err := p.standingOf(ctx, b.Worker, ask)
+		if err != nil {
+			return standing, err
+		}
+		standing.Attempts = append(standing.Attempts, more.Attempts...)
+	}
+	return standing, nil
+}
+
+// standingOf answers a worker from the store.
+func (p *Plane) standingOf(ctx context.Context, workerID string, attempts []string) (WorkerStanding, error) {
+	var standing WorkerStanding
+	numbers := make(map[string]int, len(attempts))
+	ids := make([]string, 0, len(attempts))
+	for _, attempt := range attempts {
+		if id, n, err := runtime.ParseAttemptID(attempt); err == nil && numbers[id] == 0 {
+			numbers[id] = n
+			ids = append(ids, id)
+		}
+	}
+	records, errs := p.load(ctx, ids, true)
+	for i, r := range records {
+		var refusal *Refusal
+		switch {
+		case errs[i] != nil && !errors.As(errs[i], &refusal):
+			// It must not take an outage for word that its attempts are over.
+			return standing, &Refusal{Code: CodeUnavailable, Detail: "heartbeat: the store cannot be read now", RetryAfter: time.Second, Cause: errs[i]}
+		case errs[i] != nil || !r.Live() || r.Attempt != numbers[ids[i]] || r.Worker != "" && r.Worker != workerID:
+			continue
+		}
+		x := AttemptStanding{ID: runtime.AttemptID(r.ID, r.Attempt), Deadline: run.Earliest(r.Due, r.Deadline)}
+		if r.Stop != nil {
+			x.Cancel, x.CancelReason = true, r.Stop.Reason
+		}
+		standing.Attempts = append(standing.Attempts, x)
+	}
+	return standing, nil
+}
+
+// beatHeard enters a worker's sign of life: what it serves, whether it drains, and what it holds that this process did
+// not know of; with p.mu held.
+func (p *Plane) beatHeard(b *WorkerBeat, now run.Instant) (*worker, error) {
+	w, err := p.register(b.Worker, b.Target, b.Agents, b.Slots, now)
+	if err != nil {
+		return nil, err
 	}
 	// 1. Draining: no more runs come here.
 	if w.draining != b.Draining {
@@ -309,8 +403,7 @@ func (p *Plane) Beat(ctx context.Context, b WorkerBeat) (WorkerStanding, error) 
 			p.ix.world.SetNode(w.asNode(t))
 		}
 	}
-	standing.Drain = w.draining
-	// 2. What it holds: adopted if this process did not know (it has restarted), answered if it is so.
+	// 2. What it holds is adopted if this process did not know (it has restarted).
 	named := make(map[string]bool, len(b.Attempts))
 	for _, attempt := range b.Attempts {
 		id, n, err := runtime.ParseAttemptID(attempt)
@@ -319,13 +412,10 @@ func (p *Plane) Beat(ctx context.Context, b WorkerBeat) (WorkerStanding, error) 
 		}
 		named[id] = true
 		t := p.ix.runs[id]
-		if t == nil || t.live == nil || t.live.n != n || (t.live.node != w.node) {
+		if t == nil || t.live == nil || t.live.n != n || t.live.node != w.node || t.live.worker != "" && t.live.worker != w.id {
 			continue
 		}
 		l := t.live
-		if l.worker != "" && l.worker != w.id {
-			continue
-		}
 		l.worker = w.id
 		if l.handed == 0 {
 			l.handed = now
@@ -333,9 +423,6 @@ func (p *Plane) Beat(ctx context.Context, b WorkerBeat) (WorkerStanding, error) 
 			p.ix.confirms = append(p.ix.confirms, confirm{now, id, n})
 		}
 		w.holds[id] = n
-		standing.Attempts = append(standing.Attempts, AttemptStanding{
-			ID: attempt, Deadline: l.deadline, Cancel: l.stop != "", CancelReason: l.stop,
-		})
 	}
 	// 3. What was assigned to it before this process led, and that it never got.
 	if w.node != w.target {
@@ -352,23 +439,7 @@ func (p *Plane) Beat(ctx context.Context, b WorkerBeat) (WorkerStanding, error) 
 			p.ix.offer(w.node, offers)
 		}
 	}
-	// 4. What it should hold and does not name: the lease never reached it, or it dropped the attempt.
-	var dropped []edit
-	for id, n := range w.holds {
-		t := p.ix.runs[id]
-		if named[id] || t == nil || t.live == nil || t.live.n != n || now.Sub(t.live.handed) < 2*p.cfg.BeatEvery {
-			continue
-		}
-		dropped = append(dropped, p.lost(id, n, "its worker no longer has it", true))
-	}
-	p.mu.Unlock()
-	p.wake()
-	for _, o := range p.changeAll(ctx, dropped) {
-		if o.err != nil {
-			p.log.WarnContext(ctx, "take a dropped attempt back", "worker", b.Worker, "error", o.err)
-		}
-	}
-	return standing, nil
+	return w, nil
 }
 
 // Held lists the attempts that a worker has taken, for the runtime that started it.

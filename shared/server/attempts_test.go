@@ -77,7 +77,45 @@ func TestBeginningARun(t *testing.T) {
 	if l := into[api.Lease](t, r); r.StatusCode != 201 || l.Attempt != "begun1.1" || l.HeartbeatEvery.Std() != 5*time.Second {
 		t.Errorf("status %d, lease %+v", r.StatusCode, l)
 	}
-	s.refuses("of a job's execution", bad{"POST", "/v1/runs:begin", `{"agent":"echo","worker":"w","execution":"e"}`, nil, 501, api.CodeUnsupported, "jobs", ""})
+	r = s.do("POST", "/v1/runs:begin", `{"agent":"echo","worker":"e-2","execution":"e","index":2,"completions":5,"restarts":1}`)
+	if l := into[api.Lease](t, r); r.StatusCode != 201 || l.Index == nil || *l.Index != 2 || l.Completions == nil || *l.Completions != 5 {
+		t.Errorf("a task of a job: status %d, lease %+v", r.StatusCode, l)
+	}
+	s.plane.add("over", "default")
+	s.plane.finish("over")
+	r = s.do("POST", "/v1/runs:begin", `{"agent":"echo","worker":"svc-1","key":"over"}`)
+	if f := into[api.Finished](t, r); r.StatusCode != 200 || f.Run != "over" || f.State != "succeeded" || string(f.Output) != `{"ok":true}` {
+		t.Errorf("a run that is over: status %d, %+v", r.StatusCode, f)
+	}
+	for name, body := range map[string]string{
+		"an execution without an index": `{"agent":"echo","worker":"w","execution":"e"}`,
+		"an index without an execution": `{"agent":"echo","worker":"w","index":1}`,
+		"an index below zero":           `{"agent":"echo","worker":"w","execution":"e","index":-1}`,
+		"no completions":                `{"agent":"echo","worker":"w","execution":"e","index":0,"completions":0}`,
+		"restarts without end":          `{"agent":"echo","worker":"w","execution":"e","index":0,"restarts":100000}`,
+	} {
+		s.refuses(name, bad{"POST", "/v1/runs:begin", body, nil, 400, api.CodeInvalid, "body.", ""})
+	}
+}
+
+func TestClaimingAnAttempt(t *testing.T) {
+	s := newSite(t)
+	r := s.do("POST", "/v1/attempts/claimed1.1:claim", `{"worker":"w1","ticket":"good"}`)
+	if l := into[api.Lease](t, r); r.StatusCode != 200 || l.Attempt != "claimed1.1" || l.Token == "" {
+		t.Errorf("status %d, lease %+v", r.StatusCode, l)
+	}
+	s.refuses("a ticket that is none", bad{"POST", "/v1/attempts/claimed1.1:claim", `{"worker":"w1","ticket":"x"}`, nil, 403, api.CodeForbidden, "ticket", ""})
+	s.refuses("an attempt that is over", bad{"POST", "/v1/attempts/claimed1.2:claim", `{"worker":"w1","ticket":"good"}`, nil, 409, api.CodeFenced, "", ""})
+	s.refuses("no worker", bad{"POST", "/v1/attempts/claimed1.1:claim", `{"ticket":"good"}`, nil, 400, api.CodeInvalid, "body.worker", ""})
+	if r := s.do("POST", "/v1/attempts/claimed1.1:undelivered", `{"ticket":"good","reason":"nobody pulls"}`); r.StatusCode != 204 {
+		t.Errorf("undelivered: status %d", r.StatusCode)
+	}
+	if diff := cmp.Diff([]string{"claimed1.1 nobody pulls"}, s.plane.undelivered); diff != "" {
+		t.Error(diff)
+	}
+	if got := into[api.Ticked](t, s.do("POST", "/v1/tick", "")); !got.Leader {
+		t.Errorf("tick: %+v", got)
+	}
 }
 
 func TestReports(t *testing.T) {

@@ -110,7 +110,7 @@ func (s *Server) streamEvents(w http.ResponseWriter, r *http.Request, rec *run.R
 		return nil
 	}
 	// 2. Follow before reading, so that nothing falls between.
-	changed, leave := s.hub.run(rec.ID)
+	changed, leave := s.plane.Follow(rec.ID)
 	defer leave()
 	out, err := openStream(w, "text/event-stream")
 	if err != nil {

@@ -28,7 +28,8 @@ type fakePlane struct {
 	receipts map[string]run.Receipt
 	objects  map[string]control.Declared
 	watchers map[chan control.Change]struct{}
-	changed  chan struct{} // closed and replaced at each change
+	follows  map[chan struct{}]string // who follows one run
+	changed  chan struct{}            // closed and replaced at each change
 
 	// What was asked, for tests to look at.
 	submitted []control.Submission
@@ -37,10 +38,13 @@ type fakePlane struct {
 	ended     []control.EffectEnd
 	leased    []control.LeaseRequest
 	beats     []control.WorkerBeat
-	applied   []control.ApplyOptions
-	cancels   []control.CancelRequest
-	deleted   []int64
-	awaiting  chan struct{} // receives when an Await begins; nil to ignore
+	claims    []control.Claim
+
+	undelivered []string
+	applied     []control.ApplyOptions
+	cancels     []control.CancelRequest
+	deleted     []int64
+	awaiting    chan struct{} // receives when an Await begins; nil to ignore
 
 	contexts []error // of each Submit and Report as it began
 	refuse   error   // what Submit says
@@ -58,7 +62,7 @@ func newFake() *fakePlane {
 	f := &fakePlane{
 		runs: make(map[string]*run.Record), byKey: make(map[string]string), logs: make(map[string][]runtime.LogLine),
 		receipts: make(map[string]run.Receipt), objects: make(map[string]control.Declared),
-		watchers: make(map[chan control.Change]struct{}), changed: make(chan struct{}),
+		watchers: make(map[chan control.Change]struct{}), follows: make(map[chan struct{}]string), changed: make(chan struct{}),
 		grants: make(map[string]control.Grant), leases: make(chan runtime.Assignment, 10),
 		reportTo: func(runtime.Report) runtime.Result { return runtime.Result{Deadline: instant + 60_000} },
 		stats:    control.Stats{At: instant, Window: time.Minute, States: map[run.State]int{run.Queued: 3}},
@@ -98,6 +102,11 @@ func (f *fakePlane) move(id string, events ...run.Event) {
 	f.runs[id] = r
 	close(f.changed)
 	f.changed = make(chan struct{})
+	for ch, followed := range f.follows {
+		if followed == id {
+			signal(ch)
+		}
+	}
 	for ch := range f.watchers {
 		select {
 		case ch <- control.Change{Run: r, Events: events}:
@@ -244,6 +253,18 @@ func (f *fakePlane) History(_ context.Context, id string, after int64, limit int
 		}
 	}
 	return out, nil
+}
+
+func (f *fakePlane) Follow(id string) (<-chan struct{}, func()) {
+	ch := make(chan struct{}, 1)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.follows[ch] = id
+	return ch, func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		delete(f.follows, ch)
+	}
 }
 
 func (f *fakePlane) Watch(_ context.Context, buffer int) (<-chan control.Change, func()) {
@@ -458,9 +479,34 @@ func (f *fakePlane) PauseAgent(_ context.Context, name string, paused bool, _ st
 	return nil
 }
 
-func (f *fakePlane) Begin(_ context.Context, b control.Beginning) (runtime.Assignment, error) {
-	return f.assignment("begun1", 1), nil
+func (f *fakePlane) Begin(_ context.Context, b control.Beginning) (control.Begun, error) {
+	if r := f.runs[b.Key]; r != nil && r.State.Terminal() {
+		return control.Begun{Run: r}, nil
+	}
+	a := f.assignment("begun1", 1)
+	if b.Execution != "" {
+		a.Index, a.Completions = &b.Index, b.Completions
+	}
+	return control.Begun{Assignment: &a}, nil
 }
+
+func (f *fakePlane) Claim(_ context.Context, c control.Claim) (runtime.Assignment, error) {
+	f.claims = append(f.claims, c)
+	switch {
+	case c.Ticket != "good":
+		return runtime.Assignment{}, &control.Refusal{Code: control.CodeForbidden, Detail: "ticket is not valid"}
+	case c.Attempt != "claimed1.1":
+		return runtime.Assignment{}, fmt.Errorf("claim: %w", run.ErrFenced)
+	}
+	return f.assignment("claimed1", 1), nil
+}
+
+func (f *fakePlane) Undelivered(_ context.Context, attempt, ticket, why string) error {
+	f.undelivered = append(f.undelivered, attempt+" "+why)
+	return nil
+}
+
+func (f *fakePlane) Tick(context.Context) bool { return true }
 
 func (f *fakePlane) assignment(id string, n int) runtime.Assignment {
 	d := f.objects["Agent/echo"]

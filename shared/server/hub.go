@@ -9,8 +9,7 @@ import (
 	"github.com/errand-run/errand/shared/run"
 )
 
-// hub watches the control plane once for all streams, so that a change costs as much as those who look at that run,
-// not as much as everybody who looks at any.
+// hub watches the control plane once for all streams of all runs.
 type hub struct {
 	plane  Plane
 	counts func(control.Change) // sees every change; set before start
@@ -18,9 +17,8 @@ type hub struct {
 	cancel context.CancelFunc
 	done   chan struct{}
 
-	mu    sync.Mutex
-	byRun map[string]map[chan struct{}]struct{}
-	all   map[*follower]struct{}
+	mu  sync.Mutex
+	all map[*follower]struct{}
 }
 
 // follower receives the runs that change. What it has not fetched yet is kept once per run, as it is by then.
@@ -42,7 +40,7 @@ const (
 func newHub(p Plane) *hub {
 	return &hub{
 		plane: p, counts: func(control.Change) {}, done: make(chan struct{}),
-		byRun: make(map[string]map[chan struct{}]struct{}), all: make(map[*follower]struct{}),
+		all: make(map[*follower]struct{}),
 	}
 }
 
@@ -88,12 +86,13 @@ func (h *hub) follow(ctx context.Context, changes <-chan control.Change) {
 }
 
 func (h *hub) tell(c control.Change) {
+	if c.Run == nil { // of another process
+		h.lost()
+		return
+	}
 	h.counts(c)
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for ch := range h.byRun[c.Run.ID] {
-		signal(ch)
-	}
 	for f := range h.all {
 		f.put(c.Run)
 	}
@@ -103,11 +102,6 @@ func (h *hub) tell(c control.Change) {
 func (h *hub) lost() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for _, set := range h.byRun {
-		for ch := range set {
-			signal(ch)
-		}
-	}
 	for f := range h.all {
 		f.mu.Lock()
 		f.lost = true
@@ -120,25 +114,6 @@ func signal(ch chan struct{}) {
 	select {
 	case ch <- struct{}{}:
 	default:
-	}
-}
-
-// run signals on the channel after changes of one run, until the function is called.
-func (h *hub) run(id string) (<-chan struct{}, func()) {
-	ch := make(chan struct{}, 1)
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.byRun[id] == nil {
-		h.byRun[id] = make(map[chan struct{}]struct{})
-	}
-	h.byRun[id][ch] = struct{}{}
-	return ch, func() {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		delete(h.byRun[id], ch)
-		if len(h.byRun[id]) == 0 {
-			delete(h.byRun, id)
-		}
 	}
 }
 

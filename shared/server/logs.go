@@ -65,7 +65,7 @@ func (s *Server) followLogs(w http.ResponseWriter, r *http.Request, rec *run.Rec
 	if send == nil {
 		return
 	}
-	changed, leave := s.hub.run(rec.ID)
+	changed, leave := s.plane.Follow(rec.ID)
 	defer leave()
 	look := time.NewTicker(s.opts.LogPoll)
 	defer look.Stop()

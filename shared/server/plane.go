@@ -30,6 +30,8 @@ type runPlane interface {
 	Await(ctx context.Context, id string, timeout time.Duration) (*run.Record, error)
 	List(ctx context.Context, f control.Filter, limit int, pageToken string) (control.RunPage, error)
 	History(ctx context.Context, id string, afterSeq int64, limit int) ([]control.HistoryEvent, error)
+	// Follow signals after changes of one run, whichever process made them, until the returned function is called.
+	Follow(id string) (<-chan struct{}, func())
 	// Watch tells every change in this process until the returned function is called; a watcher that falls behind
 	// finds the channel closed.
 	Watch(ctx context.Context, buffer int) (<-chan control.Change, func())
@@ -65,7 +67,11 @@ type fleetPlane interface {
 }
 
 type workerPlane interface {
-	Begin(ctx context.Context, b control.Beginning) (runtime.Assignment, error)
+	Begin(ctx context.Context, b control.Beginning) (control.Begun, error)
+	Claim(ctx context.Context, c control.Claim) (runtime.Assignment, error)
+	Undelivered(ctx context.Context, attempt, ticket, why string) error
+	// Tick looks at what is due and reports whether this process leads.
+	Tick(ctx context.Context) bool
 	Lease(ctx context.Context, q control.LeaseRequest) (control.LeaseResponse, error)
 	Beat(ctx context.Context, b control.WorkerBeat) (control.WorkerStanding, error)
 	// Verify returns what an attempt's token allows, or an error that does not repeat the token.

@@ -68,12 +68,14 @@ POST /v1/attempts/{id}/receipts/{effect}:begin
 POST /v1/attempts/{id}/receipts/{effect}:commit
 POST /v1/attempts/{id}/steps/{name}
 POST /v1/attempts/{id}/usage
+POST /v1/attempts/{id}:claim
 POST /v1/attempts/{id}:complete
 POST /v1/attempts/{id}:fail
 POST /v1/attempts/{id}:heartbeat
 POST /v1/attempts/{id}:park
 POST /v1/attempts/{id}:release
 POST /v1/attempts/{id}:start
+POST /v1/attempts/{id}:undelivered
 POST /v1/attempts:batch
 POST /v1/leases
 POST /v1/receipts/{id}:resolve
@@ -88,6 +90,7 @@ POST /v1/runs:batch
 POST /v1/runs:begin
 POST /v1/runs:cancel
 POST /v1/runs:retry
+POST /v1/tick
 POST /v1/workers/{id}:heartbeat
 `
 

@@ -8,6 +8,7 @@ import (
 	"github.com/errand-run/errand/shared/api"
 	"github.com/errand-run/errand/shared/control"
 	"github.com/errand-run/errand/shared/fleet"
+	"github.com/errand-run/errand/shared/run"
 	"github.com/errand-run/errand/shared/runtime"
 )
 
@@ -29,9 +30,24 @@ func (s *Server) workerDoors() {
 	}, s.workerBeat)
 	s.plain(door{
 		method: "POST", path: "/v1/runs:begin", id: "beginRun", tag: "workers", need: work,
-		summary: "A handler that was called directly registers itself: the lease is of a run that already runs.",
-		body:    api.Begin{}, answer: api.Lease{}, status: 201, errors: []int{400, 404, 409, 413, 415, 429, 503},
+		summary: "A handler that was called directly, or a task of a job that was started by hand, registers itself: the lease is of a run that already runs. With status 200 and a Finished where the run of that key is over.",
+		body:    api.Begin{}, answer: api.Lease{}, status: 201, also: []int{200}, errors: []int{400, 404, 409, 413, 415, 429, 503},
 	}, s.beginRun)
+	s.plain(door{
+		method: "POST", path: "/v1/attempts/{id}:claim", id: "claimAttempt", tag: "workers", need: work, hot: true,
+		summary: "The executor that a hand-over named takes the attempt, with its one-use ticket. The same worker may ask again.",
+		body:    api.Claim{}, answer: api.Lease{}, errors: []int{400, 403, 404, 409, 413, 415, 503},
+	}, s.claimAttempt)
+	s.plain(door{
+		method: "POST", path: "/v1/attempts/{id}:undelivered", id: "attemptUndelivered", tag: "workers", need: work,
+		summary: "An attempt's hand-over came to nobody and will not: the attempt is given back, unless it was claimed.",
+		body:    api.Undelivered{}, status: 204, errors: []int{400, 403, 404, 413, 415, 503},
+	}, s.attemptUndelivered)
+	s.plain(door{
+		method: "POST", path: "/v1/tick", id: "tick", tag: "workers", need: work,
+		summary: "Look at what is due and may have been missed. Early, late and doubled ticks do no harm.",
+		answer:  api.Ticked{}, errors: []int{503},
+	}, s.tick)
 }
 
 // leaseRequest checks what a worker asks for, and whether it may.
@@ -180,8 +196,17 @@ func (s *Server) beginRun(w http.ResponseWriter, r *http.Request) error {
 	if err := unitName("body.worker", q.Worker, runtime.MaxName); err != nil {
 		return err
 	}
-	if q.Execution != "" || q.Index != nil {
-		return problem(http.StatusNotImplemented, api.CodeUnsupported, "executions of jobs are not registered by this version; leave execution and index out")
+	switch {
+	case (q.Execution == "") != (q.Index == nil):
+		return invalidAt("body.execution", "execution and index belong together: give both for a task of a job, or neither")
+	case q.Execution != "" && unitName("body.execution", q.Execution, runtime.MaxName) != nil:
+		return unitName("body.execution", q.Execution, runtime.MaxName)
+	case q.Index != nil && (*q.Index < 0 || *q.Index >= maxTasks):
+		return invalidAt("body.index", "%d; want 0 to %d", *q.Index, maxTasks-1)
+	case q.Completions != nil && (*q.Completions < 1 || *q.Completions > maxTasks):
+		return invalidAt("body.completions", "%d; want 1 to %d", *q.Completions, maxTasks)
+	case q.Restarts < 0 || q.Restarts > maxRestarts:
+		return invalidAt("body.restarts", "%d; want 0 to %d", q.Restarts, maxRestarts)
 	}
 	asked := api.Submit{Agent: q.Agent, Input: q.Input, Tenant: q.Tenant, Key: q.Key, Session: q.Session}
 	if asked.Key, err = key(r, q.Key); err != nil {
@@ -198,7 +223,61 @@ func (s *Server) beginRun(w http.ResponseWriter, r *http.Request) error {
 	sub.Trace = trace(r)
 	ctx, cancel := detached(r.Context())
 	defer cancel()
-	a, err := s.plane.Begin(ctx, control.Beginning{Submission: sub, Worker: q.Worker})
+	beginning := control.Beginning{Submission: sub, Worker: q.Worker, Execution: q.Execution, Completions: q.Completions, Restarts: q.Restarts}
+	if q.Index != nil {
+		beginning.Index = *q.Index
+	}
+	begun, err := s.plane.Begin(ctx, beginning)
+	if err != nil {
+		return err
+	}
+	if begun.Assignment == nil {
+		return s.writeFinished(ctx, w, begun.Run)
+	}
+	out, err := s.lease(begun.Assignment, s.opts.BeatEvery)
+	if err != nil {
+		return err
+	}
+	w.Header().Set("Location", "/v1/runs/"+out.Run)
+	return writeJSON(w, http.StatusCreated, out)
+}
+
+// Bounds of what a platform says of its tasks.
+const (
+	maxTasks    = 10_000
+	maxRestarts = 1000
+)
+
+// writeFinished answers with a run that is over.
+func (s *Server) writeFinished(ctx context.Context, w http.ResponseWriter, r *run.Record) error {
+	out := api.Finished{Run: r.ID, State: string(r.State), Reason: string(r.Reason), Message: r.Message}
+	if last := r.Current(); last != nil {
+		out.Code = last.Code
+	}
+	if r.State == run.Succeeded {
+		var err error
+		if out.Output, err = s.plane.Value(ctx, r.Output); err != nil {
+			return err
+		}
+	}
+	return writeJSON(w, http.StatusOK, out)
+}
+
+func (s *Server) claimAttempt(w http.ResponseWriter, r *http.Request) error {
+	id := pathValue(r, "id")
+	if _, _, err := attemptID(id); err != nil {
+		return err
+	}
+	q, err := decode[api.Claim](w, r, maxSmall, false)
+	if err != nil {
+		return err
+	}
+	if err := unitName("body.worker", q.Worker, runtime.MaxName); err != nil {
+		return err
+	}
+	ctx, cancel := detached(r.Context())
+	defer cancel()
+	a, err := s.plane.Claim(ctx, control.Claim{Attempt: id, Worker: q.Worker, Ticket: q.Ticket})
 	if err != nil {
 		return err
 	}
@@ -206,6 +285,25 @@ func (s *Server) beginRun(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	w.Header().Set("Location", "/v1/runs/"+out.Run)
-	return writeJSON(w, http.StatusCreated, out)
+	return writeJSON(w, http.StatusOK, out)
+}
+
+func (s *Server) attemptUndelivered(w http.ResponseWriter, r *http.Request) error {
+	id := pathValue(r, "id")
+	if _, _, err := attemptID(id); err != nil {
+		return err
+	}
+	q, err := decode[api.Undelivered](w, r, maxSmall, false)
+	if err != nil {
+		return err
+	}
+	if err := s.plane.Undelivered(r.Context(), id, q.Ticket, q.Reason); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+func (s *Server) tick(w http.ResponseWriter, r *http.Request) error {
+	return writeJSON(w, http.StatusOK, api.Ticked{Leader: s.plane.Tick(r.Context())})
 }

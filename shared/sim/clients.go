@@ -296,12 +296,13 @@ func (w *world) opBegin(r *rng) {
 		w.on(p, func() {
 			p.heard[x.id] = hearing{agents: x.agents, slots: 1, at: w.passed}
 			led := p.leads()
-			a, err := p.plane.Begin(w.ctx, b)
-			w.say("%s begins a run of %s: %s, %v", b.Worker, b.Agent, a.ID(), err)
+			begun, err := p.plane.Begin(w.ctx, b)
+			w.say("%s begins a run of %s: %v", b.Worker, b.Agent, err)
 			w.ledger.checkAnswer("begin a run", err)
-			if err != nil {
+			if err != nil || begun.Assignment == nil { // its run of that key has ended
 				return
 			}
+			a := *begun.Assignment
 			if !led {
 				w.fail("who registers a handler decides", "process %s does not, and began %s", p.name, a.ID())
 			}
