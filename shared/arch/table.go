@@ -91,6 +91,7 @@ func House() Rules {
 			"runtime/httpio":      {Layer: drivers},
 			"runtime/stdio":       {Layer: drivers, Beside: []string{"runtime/process"}},
 			"runtime/local":       {Layer: drivers, Beside: []string{"runtime/process", "runtime/httpio", "runtime/stdio"}},
+			"runtime/cloudrun":    {Layer: drivers, Beside: []string{"identity", "runtime/httpio"}},
 			"runtime/runtimetest": {Layer: drivers, Suite: true},
 
 			"control":  {Layer: stages},
@@ -156,6 +157,10 @@ func House() Rules {
 			"golang.org/x/text":                          {"control"}, // the language of schema errors
 			"modernc.org/sqlite":                         {"store/sqlite"},
 			"database/sql":                               {"store/sqlite"},
+			"cloud.google.com/go/run":                    {"runtime/cloudrun"},
+			"google.golang.org/api":                      {"runtime/cloudrun"},
+			"google.golang.org/grpc":                     {"runtime/cloudrun"},
+			"google.golang.org/protobuf":                 {"runtime/cloudrun"},
 			"github.com/google/go-cmp":                   nil,
 			"github.com/google/uuid":                     nil,
 			"github.com/rogpeppe/go-internal/testscript": nil,
