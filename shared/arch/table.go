@@ -94,6 +94,9 @@ func House() Rules {
 			"runtime/cloudrun":    {Layer: drivers, Beside: []string{"identity", "runtime/httpio"}},
 			"runtime/runtimetest": {Layer: drivers, Suite: true},
 
+			// Cloud Run on one machine, for tests and demonstrations.
+			"twin": {Layer: drivers, Beside: []string{"runtime/process"}},
+
 			"control":  {Layer: stages},
 			"arrivals": {Layer: stages}, // of a forecast, from manifests and stores
 
@@ -145,7 +148,7 @@ func House() Rules {
 		Libraries: map[string][]string{
 			"github.com/danielgtaylor/huma/v2":           {"server"},
 			"github.com/go-chi/chi/v5":                   {"server"},
-			"github.com/golang-jwt/jwt/v5":               {"control"},
+			"github.com/golang-jwt/jwt/v5":               {"control", "twin"},
 			"github.com/prometheus/client_golang":        {"server", "node"},
 			"github.com/santhosh-tekuri/jsonschema/v6":   {"control"},
 			"github.com/sethvargo/go-envconfig":          {"config"},
@@ -157,10 +160,14 @@ func House() Rules {
 			"golang.org/x/text":                          {"control"}, // the language of schema errors
 			"modernc.org/sqlite":                         {"store/sqlite"},
 			"database/sql":                               {"store/sqlite"},
-			"cloud.google.com/go/run":                    {"runtime/cloudrun"},
-			"google.golang.org/api":                      {"runtime/cloudrun"},
-			"google.golang.org/grpc":                     {"runtime/cloudrun"},
-			"google.golang.org/protobuf":                 {"runtime/cloudrun"},
+			"cloud.google.com/go/iam":                    {"twin"}, // its messages are in Cloud Run's services
+			"cloud.google.com/go/longrunning":            {"twin"}, // so are these
+			"google.golang.org/genproto":                 {"twin"}, // and these
+			"golang.org/x/time/rate":                     {"twin"},
+			"cloud.google.com/go/run":                    {"runtime/cloudrun", "twin"},
+			"google.golang.org/api":                      {"runtime/cloudrun", "twin"},
+			"google.golang.org/grpc":                     {"runtime/cloudrun", "twin"},
+			"google.golang.org/protobuf":                 {"runtime/cloudrun", "twin"},
 			"github.com/google/go-cmp":                   nil,
 			"github.com/google/uuid":                     nil,
 			"github.com/rogpeppe/go-internal/testscript": nil,

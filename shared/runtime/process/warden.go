@@ -2,6 +2,7 @@ package process
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -13,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -24,9 +26,13 @@ const (
 	tellWithin  = time.Second     // how long a warden may take to read
 )
 
+// armed says that main has called Warden.
+var armed atomic.Bool
+
 // Warden must be called first thing in main (in a test binary: in TestMain) of every program whose hosts have a warden.
 // In the helper process it does the helper's work and never returns; elsewhere it returns at once.
 func Warden() {
+	armed.Store(true)
 	text, ok := os.LookupEnv(envWarden)
 	if !ok {
 		return
@@ -76,6 +82,10 @@ type guard struct {
 }
 
 func startGuard(grace time.Duration, log *slog.Logger) (*guard, error) {
+	// The helper is this program once more: without the call it would do all of the program's work a second time.
+	if !armed.Load() {
+		return nil, errors.New("start the warden process: main (in a test binary, TestMain) has to call process.Warden first")
+	}
 	g := &guard{grace: grace, log: log, groups: make(map[int]group)}
 	g.mu.Lock()
 	defer g.mu.Unlock()
