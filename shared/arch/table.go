@@ -86,6 +86,7 @@ func House() Rules {
 			"store/storetest":     {Layer: drivers, Suite: true},
 			"bus/internal/port":   {Layer: drivers},
 			"bus/local":           {Layer: drivers, Beside: []string{"bus/internal/port"}},
+			"bus/pubsub":          {Layer: drivers, Beside: []string{"bus/internal/port"}},
 			"bus/bustest":         {Layer: drivers, Suite: true},
 			"runtime/process":     {Layer: drivers},
 			"runtime/httpio":      {Layer: drivers},
@@ -164,10 +165,11 @@ func House() Rules {
 			"cloud.google.com/go/longrunning":            {"twin"}, // so are these
 			"google.golang.org/genproto":                 {"twin"}, // and these
 			"golang.org/x/time/rate":                     {"twin"},
+			"cloud.google.com/go/pubsub/v2":              {"bus/pubsub"},
 			"cloud.google.com/go/run":                    {"runtime/cloudrun", "twin"},
-			"google.golang.org/api":                      {"runtime/cloudrun", "twin"},
-			"google.golang.org/grpc":                     {"runtime/cloudrun", "twin"},
-			"google.golang.org/protobuf":                 {"runtime/cloudrun", "twin"},
+			"google.golang.org/api":                      {"bus/pubsub", "runtime/cloudrun", "twin"},
+			"google.golang.org/grpc":                     {"bus/pubsub", "runtime/cloudrun", "twin"},
+			"google.golang.org/protobuf":                 {"bus/pubsub", "runtime/cloudrun", "twin"},
 			"github.com/google/go-cmp":                   nil,
 			"github.com/google/uuid":                     nil,
 			"github.com/rogpeppe/go-internal/testscript": nil,
