@@ -74,11 +74,13 @@ func House() Rules {
 
 			"store":   {Layer: ports},
 			"bus":     {Layer: ports},
+			"expr":    {Layer: ports},
 			"runtime": {Layer: ports},
 			// Below the drivers, whose tests start emulators; a cloud on one machine starts them too.
 			"internal/emulator": {Layer: ports},
 
-			"manifest":            {Layer: drivers},
+			"trigger":             {Layer: drivers},
+			"manifest":            {Layer: drivers, Beside: []string{"trigger"}},
 			"identity":            {Layer: drivers},
 			"store/internal/port": {Layer: drivers},
 			"store/memory":        {Layer: drivers, Beside: []string{"store/internal/port"}},
@@ -124,6 +126,9 @@ func House() Rules {
 			"cost":          {Layer: doors},
 			"sim":           {Layer: doors, Suite: true},
 
+			// Proof of who sends, for whoever sends or receives.
+			"signature": {Layer: drivers},
+
 			// Leaves: they know nothing of the house, so it does not matter which layer they stand in.
 			"version":       {Layer: doors},
 			"invoice":       {Layer: doors},
@@ -140,13 +145,15 @@ func House() Rules {
 			"forecast": {"run", "fleet", "admission", "queue", "placement", "retry"},
 			"api":      nil, // a client has no need of what serves it
 			// An agent runs anywhere, and links none of the control plane.
-			"agent":    {"api", "identity"},
-			"identity": nil,
-			"invoice":  nil, // the worked example is an application, not a part of the product
-			"version":  nil,
-			"arch":     nil,
+			"agent":     {"api", "identity"},
+			"identity":  nil,
+			"invoice":   nil, // the worked example is an application, not a part of the product
+			"version":   nil,
+			"signature": nil,
+			"arch":      nil,
 		},
 		Libraries: map[string][]string{
+			"cel.dev/cel-go":                             {"expr"},
 			"github.com/danielgtaylor/huma/v2":           {"server"},
 			"github.com/go-chi/chi/v5":                   {"server"},
 			"github.com/golang-jwt/jwt/v5":               {"control", "twin"},

@@ -17,6 +17,7 @@ var kinds = []kind{
 	{"Agent", "agents", []string{"agent", "ag"}},
 	{"Target", "targets", []string{"target", "tg"}},
 	{"Tenant", "tenants", []string{"tenant", "tn"}},
+	{"Trigger", "triggers", []string{"trigger", "tr"}},
 }
 
 // kindRun is no declared kind, but get, describe and delete take it where that has a meaning.

@@ -209,6 +209,12 @@ func (a *app) objectView(k kind) render.View[api.Object] {
 			render.Column[o]{Head: "WEIGHT", Cell: spec("weight")}, queued, running,
 			render.Column[o]{Head: "SHARE", Cell: status(func(s *api.Status) string { return fmt.Sprintf("%.0f%%", 100*s.Share) })},
 			updated, revision)
+	case "Trigger":
+		columns = append(columns,
+			render.Column[o]{Head: "TOPIC", Cell: spec("pubsub.topic")},
+			render.Column[o]{Head: "PATH", Cell: spec("http.path")},
+			render.Column[o]{Head: "AGENT", Cell: spec("run.agent")},
+			updated, revision)
 	}
 	return render.View[o]{
 		Name:    objectName,

@@ -19,6 +19,7 @@ import (
 	"github.com/errand-run/errand/shared/fleet"
 	"github.com/errand-run/errand/shared/run"
 	"github.com/errand-run/errand/shared/store"
+	"github.com/errand-run/errand/shared/trigger"
 )
 
 // maxApply bounds the objects of one apply: they are written as one unit, two documents each.
@@ -32,6 +33,7 @@ type declaration struct {
 	paused    bool
 
 	input, output *jsonschema.Schema // agents; nil for any
+	mapper        *trigger.Mapper    // triggers
 }
 
 // stored is a declaration's document. A revision of an agent is kept under its own id for the runs that began with it.
@@ -201,13 +203,21 @@ func decodeDeclaration(doc store.Doc, known *declaration) (*declaration, error) 
 	return x, nil
 }
 
-// compile prepares an agent's schemas.
+// compile prepares an agent's schemas and a trigger's expressions.
 func (x *declaration) compile() []Fault {
+	var faults []Fault
+	if t, ok := x.object.(*fleet.Trigger); ok {
+		var problems []fleet.Problem
+		x.mapper, problems = trigger.Compile(t)
+		for _, p := range problems {
+			faults = append(faults, Fault{p.Path, p.Message})
+		}
+		return faults
+	}
 	a, ok := x.object.(*fleet.Agent)
 	if !ok {
 		return nil
 	}
-	var faults []Fault
 	for _, s := range []struct {
 		path   string
 		schema fleet.Schema

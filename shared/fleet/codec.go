@@ -21,9 +21,10 @@ type envelope struct {
 // These have the fields of the objects and not their methods: the encoding of a
 // spec must not call itself.
 type (
-	agentSpec  Agent
-	targetSpec Target
-	tenantSpec Tenant
+	agentSpec   Agent
+	targetSpec  Target
+	tenantSpec  Tenant
+	triggerSpec Trigger
 )
 
 // Encode returns the canonical form, one JSON document {apiVersion, kind,
@@ -38,6 +39,8 @@ func Encode(obj Object) ([]byte, error) {
 		spec = (*targetSpec)(o)
 	case *Tenant:
 		spec = (*tenantSpec)(o)
+	case *Trigger:
+		spec = (*triggerSpec)(o)
 	default:
 		return nil, fmt.Errorf("fleet: encode %T: not a declared kind", obj)
 	}
@@ -84,6 +87,8 @@ func Decode(data []byte) (Object, error) {
 		spec = (*targetSpec)(o)
 	case *Tenant:
 		spec = (*tenantSpec)(o)
+	case *Trigger:
+		spec = (*triggerSpec)(o)
 	}
 	if err := unmarshal(e.Spec, spec); err != nil {
 		return nil, fmt.Errorf("fleet: decode %s %q: %w", e.Kind, e.Metadata.Name, err)
@@ -114,6 +119,9 @@ func (t Target) MarshalJSON() ([]byte, error) { return Encode(&t) }
 // MarshalJSON returns the canonical form, see Encode.
 func (t Tenant) MarshalJSON() ([]byte, error) { return Encode(&t) }
 
+// MarshalJSON returns the canonical form, see Encode.
+func (t Trigger) MarshalJSON() ([]byte, error) { return Encode(&t) }
+
 // UnmarshalJSON reads the canonical form, see Decode.
 func (a *Agent) UnmarshalJSON(data []byte) error { return decodeInto(a, data) }
 
@@ -122,6 +130,9 @@ func (t *Target) UnmarshalJSON(data []byte) error { return decodeInto(t, data) }
 
 // UnmarshalJSON reads the canonical form, see Decode.
 func (t *Tenant) UnmarshalJSON(data []byte) error { return decodeInto(t, data) }
+
+// UnmarshalJSON reads the canonical form, see Decode.
+func (t *Trigger) UnmarshalJSON(data []byte) error { return decodeInto(t, data) }
 
 func decodeInto[T any](into *T, data []byte) error {
 	obj, err := Decode(data)
@@ -144,6 +155,9 @@ func (t *Target) Hash() string { return hash(t) }
 
 // Hash is 32 hexadecimal digits over the canonical form.
 func (t *Tenant) Hash() string { return hash(t) }
+
+// Hash is 32 hexadecimal digits over the canonical form.
+func (t *Trigger) Hash() string { return hash(t) }
 
 func hash(obj Object) string {
 	form, err := Encode(obj)

@@ -1,6 +1,6 @@
-// Package fleet holds what is declared: agents, the targets they may run on,
-// and the tenants they run for, with their defaults, their rules and one
-// canonical encoding.
+// Package fleet holds what is declared: agents, the targets they may run on, the
+// tenants they run for, and the triggers that make runs of what arrives, with
+// their defaults, their rules and one canonical encoding.
 //
 // Layer 0: standard library only, and nothing here blocks, reads a clock or
 // draws randomness. Reading YAML is the business of package manifest.
@@ -19,9 +19,10 @@ const APIVersion = "errand.dev/v1"
 
 // The kinds of this package.
 const (
-	KindAgent  = "Agent"
-	KindTarget = "Target"
-	KindTenant = "Tenant"
+	KindAgent   = "Agent"
+	KindTarget  = "Target"
+	KindTenant  = "Tenant"
+	KindTrigger = "Trigger"
 )
 
 // Object is one declared thing.
@@ -72,7 +73,7 @@ type Meta struct {
 func (m *Meta) Metadata() *Meta { return m }
 
 // Kinds lists the kinds that can be declared, in the order to show them.
-func Kinds() []string { return []string{KindAgent, KindTarget, KindTenant} }
+func Kinds() []string { return []string{KindAgent, KindTarget, KindTenant, KindTrigger} }
 
 // New returns an object of the kind with those defaults set that do not depend
 // on other fields, ready to be decoded into.
@@ -84,6 +85,8 @@ func New(kind string) (Object, error) {
 		return &Target{}, nil
 	case KindTenant:
 		return &Tenant{}, nil
+	case KindTrigger:
+		return &Trigger{}, nil
 	}
 	return nil, fmt.Errorf("fleet: no kind %q; the kinds are %s", kind, list(Kinds()))
 }

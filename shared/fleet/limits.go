@@ -27,6 +27,8 @@ const (
 	MaxPriority       = 100       // of a run
 	MaxSessionBytes   = 10 << 20  // of Session.MaxBytes
 	MaxBackoffFactor  = 100
+	MaxDeliveries     = 100 // of one message of a trigger
+	MaxSecretRefs     = 4   // of one secret: the key in use and those before it
 	MaxBudgetUSD      = 1e9
 	MaxBudgetTokens   = int64(1e15)
 	MaxDurationInDays = 3660 // of every length of time

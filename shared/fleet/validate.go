@@ -478,3 +478,77 @@ func (c *check) borrow(t *Tenant) {
 		c.relate("spec.quota.running")
 	}
 }
+
+// Validate returns every problem of the trigger. Whether its expressions compile
+// is for the package that compiles them.
+func (t *Trigger) Validate() []Problem {
+	c := new(check)
+	c.meta(&t.Meta)
+	switch {
+	case t.PubSub == nil && t.HTTP == nil:
+		c.add("spec", "a source is required: pubsub: {topic: NAME} or http: {secretRef: env:NAME}")
+		c.relate("spec.pubsub", "spec.http")
+	case t.PubSub != nil && t.HTTP != nil:
+		c.add("spec.http", "pubsub and http exclude each other; declare a trigger for each")
+	}
+	if s := t.PubSub; s != nil {
+		if !isTopic(s.Topic) {
+			c.add("spec.pubsub.topic", "%q names no topic; want NAME or projects/PROJECT/topics/NAME", clip(s.Topic))
+		}
+		c.count("spec.pubsub.maxAttempts", int64(s.MaxAttempts), MaxDeliveries)
+	}
+	if s := t.HTTP; s != nil {
+		c.ref("spec.http.path", s.Path)
+		c.secretRef("spec.http.secretRef", s.SecretRef)
+	}
+	c.triggerRun("spec.run", &t.Run)
+	return c.problems
+}
+
+func (c *check) triggerRun(path string, r *TriggerRun) {
+	if r.Workflow != "" {
+		c.add(path+".workflow", "workflows are not executed by this version; name an agent")
+	} else {
+		c.name(path+".agent", r.Agent)
+	}
+	for _, e := range []struct{ field, source string }{{"input", r.Input}, {"key", r.Key}, {"tenant", r.Tenant}} {
+		c.expression(path+"."+e.field, e.source)
+	}
+}
+
+// isTopic accepts what Pub/Sub takes for the name of a topic, alone or in full.
+func isTopic(s string) bool {
+	if rest, ok := strings.CutPrefix(s, "projects/"); ok {
+		project, topic, ok := strings.Cut(rest, "/topics/")
+		return ok && project != "" && !strings.Contains(project, "/") && isTopic(topic)
+	}
+	if len(s) < 3 || len(s) > 255 || !(s[0] >= 'a' && s[0] <= 'z' || s[0] >= 'A' && s[0] <= 'Z') || strings.HasPrefix(s, "goog") {
+		return false
+	}
+	return !strings.ContainsFunc(s, func(r rune) bool {
+		return !(r >= '0' && r <= '9' || r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || strings.ContainsRune("-_.~+%", r))
+	})
+}
+
+// secretRef checks that a text says where a secret is, and is none itself. It is
+// not quoted: it may be one.
+func (c *check) secretRef(path, s string) {
+	if s == "" {
+		c.add(path, "required: where the key of the signatures is, env:NAME or file:PATH")
+		return
+	}
+	c.text(path, s, MaxPathLength)
+	refs := strings.Split(s, ",")
+	if len(refs) > MaxSecretRefs {
+		c.add(path, "%d keys are too many; want at most %d", len(refs), MaxSecretRefs)
+		return
+	}
+	for _, ref := range refs {
+		name, isEnv := strings.CutPrefix(ref, "env:")
+		file, isFile := strings.CutPrefix(ref, "file:")
+		if !(isEnv && name != "" && !strings.Contains(name, "=") || isFile && strings.HasPrefix(file, "/")) {
+			c.add(path, "want env:NAME or file:/PATH, the place of the key and not the key itself")
+			return
+		}
+	}
+}

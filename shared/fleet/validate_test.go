@@ -23,6 +23,10 @@ func goodTenant() *Tenant {
 	return &Tenant{Meta: Meta{Name: "t"}, Quota: Quota{Running: 1}}
 }
 
+func goodTrigger() *Trigger {
+	return &Trigger{Meta: Meta{Name: "t"}, PubSub: &PubSubSource{Topic: "orders"}, Run: TriggerRun{Agent: "a"}}
+}
+
 func many(n int, format string) []string {
 	var l []string
 	for i := range n {
@@ -218,6 +222,49 @@ func TestTenantIsRefused(t *testing.T) {
 	}
 }
 
+func TestTriggerIsRefused(t *testing.T) {
+	hook := func(ref string) func(*Trigger) {
+		return func(t *Trigger) { t.PubSub, t.HTTP = nil, &HTTPSource{Path: "hook", SecretRef: ref} }
+	}
+	tests := map[string]struct {
+		change func(*Trigger)
+		want   string
+	}{
+		"with a name that is none":         {func(t *Trigger) { t.Meta.Name = "a.b" }, "metadata.name"},
+		"without a source":                 {func(t *Trigger) { t.PubSub = nil }, "spec"},
+		"with two sources":                 {func(t *Trigger) { t.HTTP = &HTTPSource{SecretRef: "env:KEY"} }, "spec.http"},
+		"without a topic":                  {func(t *Trigger) { t.PubSub.Topic = "" }, "spec.pubsub.topic"},
+		"with a topic of a reserved name":  {func(t *Trigger) { t.PubSub.Topic = "goog-orders" }, "spec.pubsub.topic"},
+		"with a topic of no project":       {func(t *Trigger) { t.PubSub.Topic = "projects//topics/orders" }, "spec.pubsub.topic"},
+		"with a topic in a topic":          {func(t *Trigger) { t.PubSub.Topic = "projects/p/topics/a/b" }, "spec.pubsub.topic"},
+		"with fewer than no attempts":      {func(t *Trigger) { t.PubSub.MaxAttempts = -1 }, "spec.pubsub.maxAttempts"},
+		"with attempts without end":        {func(t *Trigger) { t.PubSub.MaxAttempts = MaxDeliveries + 1 }, "spec.pubsub.maxAttempts"},
+		"with a path of more than one":     {func(t *Trigger) { hook("env:KEY")(t); t.HTTP.Path = "a/b" }, "spec.http.path"},
+		"without a secret":                 {hook(""), "spec.http.secretRef"},
+		"with the secret itself":           {hook("hunter2-hunter2"), "spec.http.secretRef"},
+		"with a file at no certain place":  {hook("file:key"), "spec.http.secretRef"},
+		"with a second key that is none":   {hook("env:KEY,"), "spec.http.secretRef"},
+		"with keys without end":            {hook(strings.Repeat("env:KEY,", MaxSecretRefs) + "env:KEY"), "spec.http.secretRef"},
+		"without an agent":                 {func(t *Trigger) { t.Run.Agent = "" }, "spec.run.agent"},
+		"with a workflow":                  {func(t *Trigger) { t.Run = TriggerRun{Workflow: "w"} }, "spec.run.workflow"},
+		"with an expression too long":      {func(t *Trigger) { t.Run.Input = strings.Repeat("1", MaxExprLength+1) }, "spec.run.input"},
+		"with an expression that is bytes": {func(t *Trigger) { t.Run.Key = "\xff" }, "spec.run.key"},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			trigger := goodTrigger()
+			tt.change(trigger)
+			problems := trigger.Validate()
+			if got := paths(problems); got != tt.want {
+				t.Errorf("problems at %q, want %q", got, tt.want)
+			}
+			if text := fmt.Sprint(problems); strings.Contains(text, "hunter2") {
+				t.Errorf("the secret is in %s", text)
+			}
+		})
+	}
+}
+
 func TestGoodObjectsHaveNoProblems(t *testing.T) {
 	longest := strings.Repeat("a", MaxNameLength)
 	tests := map[string]Object{
@@ -233,6 +280,11 @@ func TestGoodObjectsHaveNoProblems(t *testing.T) {
 		"a target at an address":             &Target{Meta: Meta{Name: "t"}, Runtime: RuntimeHTTP, Shapes: []Shape{Service}, Resource: "https://h/run", Capacity: Capacity{Runs: 1}},
 		"a tenant":                           goodTenant(),
 		"a tenant with nothing but its name": &Tenant{Meta: Meta{Name: "t"}},
+		"a trigger":                          goodTrigger(),
+		"a trigger of another project's topic": &Trigger{
+			Meta: Meta{Name: "t"}, PubSub: &PubSubSource{Topic: "projects/p/topics/orders", MaxAttempts: 7}, Run: TriggerRun{Agent: "a", Input: "message.data"},
+		},
+		"a trigger at an address": &Trigger{Meta: Meta{Name: "t"}, HTTP: &HTTPSource{SecretRef: "env:KEY,file:/run/old"}, Run: TriggerRun{Agent: "a"}},
 	}
 	for name, obj := range tests {
 		t.Run(name, func(t *testing.T) {

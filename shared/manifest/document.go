@@ -16,6 +16,7 @@ import (
 	"go.yaml.in/yaml/v4"
 
 	"github.com/errand-run/errand/shared/fleet"
+	"github.com/errand-run/errand/shared/trigger"
 )
 
 // chunk is the text of one document and the lines before it in its file.
@@ -257,7 +258,7 @@ func nth(data []byte, line int) []byte {
 
 // later are kinds that are not there yet, by apiVersion.
 var later = map[string][]string{
-	fleet.APIVersion:         {"Model", "Workflow", "Schedule", "Trigger"},
+	fleet.APIVersion:         {"Model", "Workflow", "Schedule"},
 	"batch/v1":               {"Job", "CronJob"},
 	"run.googleapis.com/v1":  {"Job", "Service", "WorkerPool", "Instance"},
 	"serving.knative.dev/v1": {"Service"},
@@ -320,7 +321,7 @@ func (d *decoder) fill(root *yaml.Node, doc Document) bool {
 	if d.over() {
 		return false
 	}
-	for _, problem := range doc.Validate() {
+	for _, problem := range problems(doc) {
 		if !d.echo(problem) {
 			d.problem(problem)
 		}
@@ -330,6 +331,16 @@ func (d *decoder) fill(root *yaml.Node, doc Document) bool {
 	doc.SetDefaults()
 	d.replaced()
 	return true
+}
+
+// problems are what is wrong with the values of a document, its expressions included.
+func problems(doc Document) []fleet.Problem {
+	list := doc.Validate()
+	if t, ok := doc.(*fleet.Trigger); ok {
+		_, faults := trigger.Compile(t)
+		list = append(list, faults...)
+	}
+	return list
 }
 
 // place makes the agent's working folder absolute.

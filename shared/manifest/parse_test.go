@@ -202,27 +202,36 @@ m:10:18: spec.borrow.from: "A" is not a name; want lower-case letters, digits an
 		},
 		"a kind that is to come": {
 			"apiVersion: errand.dev/v1\nkind: Workflow\nspec: {anything: 1}\n",
-			"m:2:7: kind: Workflow of errand.dev/v1 is not supported yet; supported are Agent, Target, Tenant of errand.dev/v1",
+			"m:2:7: kind: Workflow of errand.dev/v1 is not supported yet; supported are Agent, Target, Tenant, Trigger of errand.dev/v1",
+		},
+		"expressions of a trigger that do not compile": {
+			"apiVersion: errand.dev/v1\nkind: Trigger\nmetadata: {name: orders}\nspec:\n  pubsub: {topic: orders}\n  run:\n    agent: clerk\n    input: mesage.data\n    key: \"message.data[\"\n",
+			"m:8:12: spec.run.input: not an expression over message: 1:1: undeclared reference to 'mesage' (did you mean 'message'?)\n" +
+				"m:9:10: spec.run.key: not an expression over message: 1:14: Syntax error: mismatched input '<EOF>' expecting {'[', '{', '(', '.', '-', '!', '?', 'true', 'false', 'null', NUM_FLOAT, NUM_INT, NUM_UINT, STRING, BYTES, IDENTIFIER}",
+		},
+		"a trigger of a workflow": {
+			"apiVersion: errand.dev/v1\nkind: Trigger\nmetadata: {name: orders}\nspec: {pubsub: {topic: orders}, run: {workflow: intake}}\n",
+			"m:4:49: spec.run.workflow: workflows are not executed by this version; name an agent",
 		},
 		"a foreign kind that is to come": {
 			"apiVersion: batch/v1\nkind: CronJob\n---\napiVersion: run.googleapis.com/v1\nkind: WorkerPool\n",
-			"m:2:7: kind: CronJob of batch/v1 is not supported yet; supported are Agent, Target, Tenant of errand.dev/v1\nm:5:7: kind: WorkerPool of run.googleapis.com/v1 is not supported yet; supported are Agent, Target, Tenant of errand.dev/v1",
+			"m:2:7: kind: CronJob of batch/v1 is not supported yet; supported are Agent, Target, Tenant, Trigger of errand.dev/v1\nm:5:7: kind: WorkerPool of run.googleapis.com/v1 is not supported yet; supported are Agent, Target, Tenant, Trigger of errand.dev/v1",
 		},
 		"a kind that does not exist": {
 			"apiVersion: errand.dev/v1\nkind: Agnet\n---\napiVersion: batch/v1\nkind: Pod\n",
-			"m:2:7: kind: unknown kind \"Agnet\" of errand.dev/v1; did you mean `Agent`; supported are Agent, Target, Tenant of errand.dev/v1\nm:5:7: kind: unknown kind \"Pod\" of batch/v1; supported are Agent, Target, Tenant of errand.dev/v1",
+			"m:2:7: kind: unknown kind \"Agnet\" of errand.dev/v1; did you mean `Agent`; supported are Agent, Target, Tenant, Trigger of errand.dev/v1\nm:5:7: kind: unknown kind \"Pod\" of batch/v1; supported are Agent, Target, Tenant, Trigger of errand.dev/v1",
 		},
 		"a version that does not exist": {
 			"apiVersion: errand.dev/v2\nkind: Agent\n---\napiVersion: apps/v1\nkind: Deployment\n",
-			"m:1:13: apiVersion: unknown apiVersion \"errand.dev/v2\"; did you mean `errand.dev/v1`; supported are Agent, Target, Tenant of errand.dev/v1\nm:4:13: apiVersion: unknown apiVersion \"apps/v1\"; supported are Agent, Target, Tenant of errand.dev/v1",
+			"m:1:13: apiVersion: unknown apiVersion \"errand.dev/v2\"; did you mean `errand.dev/v1`; supported are Agent, Target, Tenant, Trigger of errand.dev/v1\nm:4:13: apiVersion: unknown apiVersion \"apps/v1\"; supported are Agent, Target, Tenant, Trigger of errand.dev/v1",
 		},
 		"no kind": {
 			"apiVersion: errand.dev/v1\n",
-			"m:1:1: kind: required; supported are Agent, Target, Tenant of errand.dev/v1",
+			"m:1:1: kind: required; supported are Agent, Target, Tenant, Trigger of errand.dev/v1",
 		},
 		"kind and version of a wrong type": {
 			"apiVersion: [1]\n---\napiVersion: errand.dev/v1\nkind: {}\n",
-			"m:1:13: apiVersion: a list where a text is needed; write apiVersion: errand.dev/v1\nm:4:7: kind: a mapping where a text is needed; supported are Agent, Target, Tenant of errand.dev/v1",
+			"m:1:13: apiVersion: a list where a text is needed; write apiVersion: errand.dev/v1\nm:4:7: kind: a mapping where a text is needed; supported are Agent, Target, Tenant, Trigger of errand.dev/v1",
 		},
 		"a document that is no object": {
 			"just words\n",
@@ -270,6 +279,19 @@ m:10:18: spec.borrow.from: "A" is not a name; want lower-case letters, digits an
 				t.Errorf("error (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+func TestParseTakesATrigger(t *testing.T) {
+	set, err := Parse([]File{{Name: "m", Data: strings.NewReader("apiVersion: errand.dev/v1\nkind: Trigger\nmetadata: {name: paid}\n" +
+		"spec: {http: {secretRef: \"env:PAID_KEY\"}, run: {agent: clerk, key: message.data.id, input: \"{'n': message.data}\"}}\n")}}, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := &fleet.Trigger{Meta: fleet.Meta{Name: "paid"}, HTTP: &fleet.HTTPSource{Path: "paid", SecretRef: "env:PAID_KEY"},
+		Run: fleet.TriggerRun{Agent: "clerk", Key: "message.data.id", Input: "{'n': message.data}"}}
+	if diff := cmp.Diff(fleet.Object(want), set.Objects[0].Object); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
 

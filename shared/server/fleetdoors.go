@@ -20,6 +20,7 @@ import (
 // collections are the declared kinds and their paths.
 var collections = []struct{ kind, path string }{
 	{fleet.KindAgent, "agents"}, {fleet.KindTarget, "targets"}, {fleet.KindTenant, "tenants"},
+	{fleet.KindTrigger, "triggers"},
 }
 
 func (s *Server) fleetDoors() {
@@ -237,7 +238,7 @@ func (s *Server) deleteDeclared(ctx context.Context, kind string, in *deleteInpu
 // doubt the address.
 func (s *Server) comingDoors() {
 	for _, c := range []struct{ path, what string }{
-		{"models", "Models are"}, {"workflows", "Workflows are"}, {"schedules", "Schedules are"}, {"triggers", "Triggers are"}, {"jobs", "Jobs are"},
+		{"models", "Models are"}, {"workflows", "Workflows are"}, {"schedules", "Schedules are"}, {"jobs", "Jobs are"},
 		{"deadletters", "Dead letters are"}, {"gates", "Gates are"},
 	} {
 		for _, path := range []string{"/v1/" + c.path, "/v1/" + c.path + "/{name}"} {
@@ -248,7 +249,7 @@ func (s *Server) comingDoors() {
 			s.plain(door{
 				method: "GET", path: path, id: id, tag: "coming", need: view, status: 501, summary: c.what + " not served by this version.",
 			}, func(http.ResponseWriter, *http.Request) error {
-				return problem(http.StatusNotImplemented, api.CodeUnsupported, "%s not served by this version; agents, targets, tenants and runs are", strings.ToLower(c.what))
+				return problem(http.StatusNotImplemented, api.CodeUnsupported, "%s not served by this version; agents, targets, tenants, triggers and runs are", strings.ToLower(c.what))
 			})
 		}
 	}

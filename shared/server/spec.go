@@ -41,7 +41,7 @@ func (s *Server) frame(version string) huma.Config {
 			},
 			Tags: []*huma.Tag{
 				{Name: "runs", Description: "Submit, follow and end runs."},
-				{Name: "fleet", Description: "What is declared: agents, targets, tenants."},
+				{Name: "fleet", Description: "What is declared: agents, targets, tenants, triggers."},
 				{Name: "effects", Description: "Receipts of external effects."},
 				{Name: "workers", Description: "The worker protocol: leases, reports of attempts."},
 				{Name: "operations", Description: "Figures, health, version."},

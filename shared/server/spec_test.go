@@ -14,6 +14,7 @@ const interfaceTable = `
 DELETE /v1/agents/{name}
 DELETE /v1/targets/{name}
 DELETE /v1/tenants/{name}
+DELETE /v1/triggers/{name}
 GET /
 GET /docs
 GET /health/live

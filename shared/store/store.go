@@ -29,7 +29,7 @@ const (
 	KindPayload
 	// KindSession is the state of one session of an instance-shaped agent.
 	KindSession
-	// KindFleet is a declared object (agent, target, tenant), current or a kept revision.
+	// KindFleet is a declared object (agent, target, tenant, trigger), current or a kept revision.
 	KindFleet
 	// KindLease is the dispatcher's lease.
 	KindLease
