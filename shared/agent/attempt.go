@@ -19,6 +19,7 @@ type Attempt struct {
 	api.Lease
 	box    *outbox   // nil where no server is known
 	local  io.Writer // takes log lines instead of the server; nil for the server
+	watch  *watch    // takes progress and log lines as well; nil for none
 	ctx    context.Context
 	cancel context.CancelCauseFunc // nil for an attempt that is handed back at once
 	timer  context.CancelFunc      // of the deadline; nil without one
@@ -34,7 +35,12 @@ type Attempt struct {
 	progress *entry
 	logs     *entry
 	logBytes int
-	dropped  int // log lines
+	dropped  int   // log lines
+	refusal  error // why the server did not take its end as it was told
+
+	// result is what was reported as its end, and settled closed when that is settled; nil if nobody waits for it.
+	result  Result
+	settled chan struct{}
 
 	// ended is set by the Host when the handler returned, or the attempt was handed back over its head. Guarded by the
 	// Host's mu.
@@ -170,8 +176,10 @@ func (a *Attempt) Usage(u api.Usage) {
 
 // Progress reports how far the attempt is, from 0 to 1; the newest report stands.
 func (a *Attempt) Progress(fraction float64, message string) {
+	fraction, message = min(max(fraction, 0), 1), clip(message, api.MaxMessage)
+	a.watch.progress(fraction, message)
 	if a.box != nil {
-		a.box.setProgress(a, min(max(fraction, 0), 1), clip(message, api.MaxMessage))
+		a.box.setProgress(a, fraction, message)
 	}
 }
 
@@ -182,6 +190,7 @@ func (a *Attempt) Log(stream, text string) {
 		_, _ = io.WriteString(a.local, strings.TrimRight(text, "\n")+"\n")
 		return
 	}
+	a.watch.log(text)
 	if a.box == nil {
 		return
 	}

@@ -63,6 +63,9 @@ func (h *Host) sendBeat(ctx context.Context, sessions map[string]json.RawMessage
 		held = append(held, a)
 	}
 	h.mu.Unlock()
+	if h.o.quietIdle && len(held) == 0 {
+		return nil
+	}
 	slices.Sort(b.Attempts)
 	beatCtx, cancel := context.WithTimeout(ctx, beatPatience)
 	defer cancel()

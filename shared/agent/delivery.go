@@ -79,6 +79,7 @@ func (o *outbox) settle(batch []*entry, results []api.ReportResult) (ended []*en
 			o.lose(a, fmt.Errorf("%w: %w", ErrFenced, r.Error))
 			e.answer(r, a.gone)
 			if e.last {
+				a.refusal = a.gone
 				ended = append(ended, e)
 			}
 		case passing(r.Error):
@@ -119,8 +120,10 @@ func (o *outbox) failed(ctx context.Context, batch []*entry, err error) (ended [
 	keep := batch[:0:0]
 	for _, e := range batch {
 		if deadline := e.attempt.Deadline; !deadline.IsZero() && now.After(deadline.Add(lateReport)) {
-			e.answer(api.ReportResult{}, fmt.Errorf("%w: its deadline has passed: %w", ErrFenced, err))
+			late := fmt.Errorf("%w: its deadline has passed: %w", ErrFenced, err)
+			e.answer(api.ReportResult{}, late)
 			if e.last {
+				e.attempt.refusal = late
 				o.log.LogAttrs(ctx, slog.LevelError, "result could not be delivered before the attempt's deadline",
 					slog.String("attempt", e.attempt.Attempt), slog.String("error", err.Error()))
 				ended = append(ended, e)
@@ -152,6 +155,9 @@ func busy(p *api.Problem) bool {
 func (o *outbox) refuse(e *entry, err error) (again bool) {
 	e.alone = false
 	r := &e.report
+	if e.last && !e.refused {
+		e.attempt.refusal = err
+	}
 	if e.last && !e.refused && (r.Type == api.ReportComplete || r.Type == api.ReportPark) && !api.HasCode(err, api.CodeState) && !api.HasCode(err, api.CodeNotFound) {
 		e.refused = true
 		failure := &api.AgentError{Code: CodeResultRefused, Message: "the server refused the result: " + err.Error()}

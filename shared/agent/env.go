@@ -15,16 +15,21 @@ import (
 
 // Environment of a process that runs a handler. Whoever starts the process sets it.
 const (
-	// EnvProtocol says how runs come: [ProtocolWorker], [ProtocolHTTP] or [ProtocolStdio]. When empty, a process with
-	// EnvAttempt speaks stdio, and one with EnvURL and EnvAgent is a worker.
+	// EnvProtocol says how runs come: [ProtocolWorker], [ProtocolHTTP], [ProtocolStdio] or [ProtocolJob]. When empty, a
+	// container of a job and a process with EnvTicket are of a job, a process with EnvAttempt alone speaks stdio, a
+	// container of a service and one of a worker pool with a port listen, and a process with EnvURL and EnvAgent is a
+	// worker.
 	EnvProtocol = "ERRAND_PROTOCOL"
 	// EnvURL is where attempts report to.
 	EnvURL = "ERRAND_URL"
 
 	// EnvWorker is the worker's id, unique while it lives; host, process and chance make one when empty.
 	EnvWorker = "ERRAND_WORKER"
-	// EnvWorkerToken is the bearer token with which a worker asks for runs; none on loopback.
+	// EnvWorkerToken is the bearer token with which a worker asks for runs; none on loopback. On Cloud Run a process
+	// without one calls with identity tokens of its service account.
 	EnvWorkerToken = "ERRAND_WORKER_TOKEN"
+	// EnvAudience is whom identity tokens are made out to; EnvURL when empty.
+	EnvAudience = "ERRAND_AUDIENCE"
 	// EnvTarget is the target that the worker belongs to; the server chooses when empty.
 	EnvTarget = "ERRAND_TARGET"
 	// EnvAgent names the agents that the process serves, with commas between.
@@ -47,6 +52,14 @@ const (
 	EnvAttempt = "ERRAND_ATTEMPT"
 	EnvKey     = "ERRAND_KEY"
 
+	// EnvTicket lets a container of a job claim the attempt of EnvAttempt. Both, and EnvURL, may be lists with commas
+	// between: the container takes the element of its task.
+	EnvTicket = "ERRAND_TICKET"
+	// EnvInput is the input, as JSON, of a job that somebody started by hand; the only argument when empty, else null.
+	EnvInput = "ERRAND_INPUT"
+	// EnvTenant is the tenant of runs that the process begins by itself.
+	EnvTenant = "ERRAND_TENANT"
+
 	// EnvIndex and EnvTaskIndex carry the completion index of a job, EnvTaskCount its completions.
 	EnvIndex     = "JOB_COMPLETION_INDEX"
 	EnvTaskIndex = "CLOUD_RUN_TASK_INDEX"
@@ -58,6 +71,7 @@ const (
 	ProtocolWorker = "worker" // the process pulls leases and reports by itself
 	ProtocolHTTP   = "http"   // POST /run carries an api.Document and is answered with an api.DocumentResult
 	ProtocolStdio  = "stdio"  // one run: an api.Document on standard input, an api.DocumentResult on standard output
+	ProtocolJob    = "job"    // one run, that the process claims with a ticket or begins by itself
 )
 
 // DefaultGrace is how long running handlers may go on after SIGTERM. Platforms kill after ten seconds, and handing back
@@ -69,6 +83,7 @@ const usage = `This program is an Errand agent. It takes its runs from an Errand
   In development     errand dev -f agent.yaml         starts it, with the manifest's run.command
   As a worker        ERRAND_URL=http://127.0.0.1:8080 ERRAND_AGENT=NAME %[1]s
   Behind HTTP        ERRAND_PROTOCOL=http PORT=9001 %[1]s
+  On Cloud Run       ERRAND_URL=https://…, in the environment of the service or job
   One run by hand    ERRAND_PROTOCOL=stdio %[1]s < document.json
 `
 
@@ -78,6 +93,10 @@ type environment struct {
 	url         string
 	worker      string
 	workerToken string
+	tokens      api.TokenSource // for calls without a token; nil for none
+	audience    string
+	tenant      string
+	task        task
 	target      string
 	agents      []string
 	slots       int
@@ -86,6 +105,7 @@ type environment struct {
 	listen      string // address to listen on, "" for every interface
 	token       string
 	connect     connect
+	faults      []error // what is wrong with it
 }
 
 // errNoProtocol: nothing tells how runs come; somebody started the program by hand.
@@ -93,30 +113,27 @@ var errNoProtocol = errors.New("no protocol")
 
 // readEnvironment checks everything at once, so that one look at the error mends it all.
 func readEnvironment(getenv func(string) string) (*environment, error) {
-	var faults []error
+	e := new(environment)
 	fault := func(name, format string, args ...any) {
-		faults = append(faults, fmt.Errorf("%s=%.80q: "+format, append([]any{name, getenv(name)}, args...)...))
+		e.faults = append(e.faults, fmt.Errorf("%s=%.80q: "+format, append([]any{name, getenv(name)}, args...)...))
 	}
-	e := &environment{
+	*e = environment{
 		protocol: getenv(EnvProtocol), url: getenv(EnvURL), worker: getenv(EnvWorker), workerToken: getenv(EnvWorkerToken),
-		target: getenv(EnvTarget), slots: 1, grace: DefaultGrace, token: getenv(EnvToken),
+		audience: getenv(EnvAudience), tenant: getenv(EnvTenant), target: getenv(EnvTarget), slots: 1, grace: DefaultGrace,
+		token: getenv(EnvToken),
 	}
 	for name := range strings.SplitSeq(getenv(EnvAgent), ",") {
 		if name = strings.TrimSpace(name); name != "" {
 			e.agents = append(e.agents, name)
 		}
 	}
-	// 1. How runs come.
+	// 1. How runs come, and what the platform says of who the process is.
 	if e.protocol == "" {
-		switch {
-		case getenv(EnvAttempt) != "":
-			e.protocol = ProtocolStdio
-		case e.url != "" && len(e.agents) > 0:
-			e.protocol = ProtocolWorker
-		default:
+		if e.protocol = protocolOf(getenv, e); e.protocol == "" {
 			return nil, errNoProtocol
 		}
 	}
+	e.identify(getenv)
 	// 2. Numbers and times.
 	if text := getenv(EnvSlots); text != "" {
 		n, err := strconv.Atoi(text)
@@ -142,17 +159,24 @@ func readEnvironment(getenv func(string) string) (*environment, error) {
 			fault(EnvAgent, "want the names of the agents to serve, with commas between")
 		}
 		e.worker = cmp.Or(e.worker, newWorkerID())
+	case ProtocolJob:
+		e.readTask(getenv, fault)
 	case ProtocolHTTP:
 		n, err := strconv.Atoi(getenv(EnvPort))
 		if err != nil || n < 0 || n > 65535 {
 			fault(EnvPort, "want the port to listen on, 0 to 65535")
 		}
-		e.port, e.listen = n, getenv(EnvListen)
+		e.port, e.listen, e.worker = n, getenv(EnvListen), cmp.Or(e.worker, newWorkerID())
 	case ProtocolStdio:
 	default:
-		fault(EnvProtocol, "want worker, http or stdio")
+		fault(EnvProtocol, "want worker, http, stdio or job")
 	}
-	return e, errors.Join(faults...)
+	return e, errors.Join(e.faults...)
+}
+
+// control says how to call the server as the process itself.
+func (e *environment) control() api.Options {
+	return api.Options{URL: e.url, Token: e.workerToken, Tokens: e.tokens, Audience: e.audience, Tenant: e.tenant}
 }
 
 // newWorkerID is readable first and unique in any case: containers share host names and process ids.

@@ -72,6 +72,11 @@ type fakeRun struct {
 	logs              []api.LogLine
 	reports           []string // types, in order
 	wait              chan struct{}
+
+	ticket, key string
+	restarts    int
+	claimed     bool
+	index       *int // of a job, and as its completions, too
 }
 
 type fakeReceipt struct {
@@ -295,7 +300,7 @@ func (f *fake) leaseOf(r *fakeRun) api.Lease {
 	l := api.Lease{
 		Attempt: r.attempt(), N: r.n, Run: r.id, Agent: r.agent, Tenant: r.tenant, Mode: "run", Input: r.input, Key: "unit-" + r.id,
 		Token: "token-" + r.attempt(), Deadline: api.Time{Time: r.deadline}, HeartbeatEvery: api.Duration(f.beatEvery),
-		Steps: slices.Clone(r.steps), Session: r.session,
+		Steps: slices.Clone(r.steps), Session: r.session, Index: r.index, Completions: r.index,
 	}
 	if r.session != "" {
 		l.State = f.states[r.session]
@@ -442,6 +447,10 @@ func (f *fake) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		f.mu.Unlock()
 		time.Sleep(f.beatLag)
 		f.answer(w, out, nil)
+	case strings.HasSuffix(path, ":claim"):
+		f.serveClaim(w, path, body)
+	case path == "/v1/runs:begin":
+		f.serveBegin(w, body)
 	case strings.Contains(path, "/receipts/"):
 		f.receipt(w, path, token, body)
 	default:
@@ -548,7 +557,7 @@ func (f *fake) client(t testing.TB) *api.Client {
 
 // connect is what a process connects with.
 func (f *fake) connect(t testing.TB) connect {
-	return func(string, string) (*api.Client, error) { return f.client(t), nil }
+	return func(api.Options) (*api.Client, error) { return f.client(t), nil }
 }
 
 func (f *fake) setDown(down bool) {

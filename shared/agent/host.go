@@ -27,6 +27,8 @@ type HostOptions struct {
 	// Handle executes one attempt, in a goroutine of its own. Its context ends at the attempt's deadline, when the
 	// server says so, and when the process has to end; the cause says which. A panic fails the attempt.
 	Handle func(ctx context.Context, a *Attempt) Result
+	// Source brings attempts instead of the long poll; nil for the long poll.
+	Source Source
 	// Grace is how long handlers may go on once Run's context has ended; [DefaultGrace] when 0, none when negative.
 	Grace time.Duration
 	// HeartbeatEvery is the worker's sign of life; 5s when 0. The server can ask for a faster one.
@@ -34,6 +36,9 @@ type HostOptions struct {
 	// Snapshot, if set, is called before Run returns; what it returns is saved as state of the sessions, by name.
 	Snapshot func(context.Context) (map[string]json.RawMessage, error)
 	Log      *slog.Logger // slog.Default() when nil
+
+	// quietIdle keeps a worker that holds nothing from sending heartbeats: the platform would bill the process for them.
+	quietIdle bool
 }
 
 const (
@@ -91,6 +96,7 @@ type Host struct {
 	empty     chan struct{} // closed when no handler executes; nil if nobody waits
 	quiet     chan struct{} // closed when isQuiet; nil if nobody waits
 	beatNow   chan struct{}
+	over      chan struct{} // closed when Run returns
 }
 
 // Handle makes of a handler what a [Host] of one's own calls, as [Main] does for its process. The client is the one that
@@ -130,7 +136,7 @@ func NewHost(client *api.Client, o HostOptions) (*Host, error) {
 	}
 	h := &Host{
 		client: client, o: o, attempts: make(map[string]*Attempt, o.Slots), beatEvery: o.HeartbeatEvery,
-		drain: make(chan struct{}), changed: make(chan struct{}, 1), beatNow: make(chan struct{}, 1),
+		drain: make(chan struct{}), changed: make(chan struct{}, 1), beatNow: make(chan struct{}, 1), over: make(chan struct{}),
 	}
 	h.box = newOutbox(client, o.Log, h)
 	return h, nil
@@ -139,11 +145,12 @@ func NewHost(client *api.Client, o HostOptions) (*Host, error) {
 // Worker is the worker's id.
 func (h *Host) Worker() string { return h.o.Worker }
 
-// Run serves until ctx ends or the server asks the worker to drain, and then drains: it takes no more attempts, gives
+// Run serves until ctx ends, the server asks the worker to drain or its source ends, and then drains: it takes no more attempts, gives
 // the running ones their grace (none is cut short when the server asked), hands back what is left, saves snapshots,
 // and returns nil. An error means that the server refuses this worker for good, or that results could not be delivered.
 // A Host runs once.
 func (h *Host) Run(ctx context.Context) error {
+	defer close(h.over)
 	// 1. Start. The loops outlive ctx, for draining needs them.
 	base, stop := context.WithCancel(context.WithoutCancel(ctx))
 	pollCtx, stopPoll := context.WithCancel(base)
@@ -152,10 +159,14 @@ func (h *Host) Run(ctx context.Context) error {
 	polled := make(chan struct{})
 	loops.Go(func() { h.box.run(base) })
 	loops.Go(func() { h.beat(base) })
-	loops.Go(func() {
+	go func() {
 		defer close(polled)
-		refusal = h.poll(pollCtx, context.WithoutCancel(ctx))
-	})
+		if h.o.Source != nil {
+			refusal = h.o.Source.Feed(pollCtx, h.o.Slots, h.take)
+			return
+		}
+		refusal = h.poll(pollCtx)
+	}()
 	// 2. Serve.
 	var failed bool
 	select {
@@ -191,9 +202,10 @@ func (h *Host) wind(ctx context.Context, stopPoll context.CancelFunc, polled <-c
 		_ = h.sendBeat(life, nil)
 	}()
 	farewell.Go(func() {
-		wait(polled, pollFarewell)
+		if h.o.Source == nil {
+			wait(polled, pollFarewell)
+		}
 		stopPoll()
-		<-polled
 	})
 	// 2. Grace, from when the process was told to end.
 	idle := h.whenEmpty()
@@ -210,6 +222,7 @@ func (h *Host) wind(ctx context.Context, stopPoll context.CancelFunc, polled <-c
 		h.releaseAll()
 	}
 	farewell.Wait()
+	wait(polled, pollFarewell) // what a source is about to bring is handed back with the rest
 	// 4. Everything that is known reaches the server: first the ends, for one may be about to be queued.
 	sessions := make(chan map[string]json.RawMessage, 1)
 	go func() { sessions <- h.snapshot(life) }()
@@ -253,7 +266,7 @@ const (
 )
 
 // poll asks for attempts whenever there is room and no batch of reports is asking already.
-func (h *Host) poll(ctx, handlers context.Context) error {
+func (h *Host) poll(ctx context.Context) error {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for {
@@ -329,7 +342,7 @@ func (h *Host) room(now time.Time) (n int, delay time.Duration) {
 
 // ask returns the request for runs that a batch of reports of this size carries, or nil when there is no room.
 func (h *Host) ask(size int) *api.LeaseRequest {
-	if size > maxAsking {
+	if size > maxAsking || h.o.Source != nil {
 		return nil
 	}
 	h.mu.Lock()
@@ -374,12 +387,8 @@ func (h *Host) leased(asked int, leases []api.Lease, drain bool, source leaseSou
 			surplus = append(surplus, a)
 			continue
 		}
-		a.open(context.Background())
+		h.begin(a)
 		attempts = append(attempts, a)
-		if every := a.HeartbeatEvery.Std(); every > 0 && every < h.beatEvery {
-			h.beatEvery = max(every, fastestBeat)
-			h.kickBeat()
-		}
 	}
 	if len(attempts) > 0 {
 		h.leasedAt = time.Now()
@@ -400,6 +409,15 @@ func (h *Host) leased(asked int, leases []api.Lease, drain bool, source leaseSou
 		h.report(a, Result{Release: "worker has no free slot"})
 	}
 	h.kick()
+}
+
+// begin readies an attempt to be executed. The caller holds mu.
+func (h *Host) begin(a *Attempt) {
+	a.open(context.Background())
+	if every := a.HeartbeatEvery.Std(); every > 0 && every < h.beatEvery {
+		h.beatEvery = max(every, fastestBeat)
+		h.kickBeat()
+	}
 }
 
 // execute runs one attempt to its end.
@@ -426,10 +444,12 @@ func (h *Host) execute(a *Attempt) {
 		return
 	}
 	if result.Err != nil && errors.Is(cause, ErrDraining) {
-		result = Result{Release: "worker is ending", Usage: result.Usage}
+		result = Result{Release: endingReason, Usage: result.Usage}
 	}
 	h.report(a, result)
 }
+
+const endingReason = "worker is ending"
 
 // call keeps a panic of the handler from ending the process.
 func (h *Host) call(a *Attempt) (result Result) {
@@ -445,6 +465,7 @@ func (h *Host) report(a *Attempt, result Result) {
 	if len(result.Output) > api.MaxPayload {
 		result = Result{Usage: result.Usage, Err: tooLarge("output", len(result.Output), api.MaxPayload)}
 	}
+	a.result = result
 	if h.box.finish(a, result.report()) != nil {
 		h.settled(a) // fenced: nobody listens
 	}
@@ -458,6 +479,9 @@ func (h *Host) settled(a *Attempt) {
 		delete(h.attempts, a.Attempt)
 		h.past.add(a.Attempt)
 		h.unsent--
+		if a.settled != nil {
+			close(a.settled)
+		}
 		h.checkQuiet()
 	}
 	h.mu.Unlock()
@@ -562,7 +586,7 @@ func (h *Host) releaseAll() {
 		}
 		h.mu.Unlock()
 		if !already {
-			h.report(a, Result{Release: "worker is ending"})
+			h.report(a, Result{Release: endingReason})
 		}
 	}
 }

@@ -28,13 +28,15 @@ func WithSnapshot(hook func(context.Context) (map[string]any, error)) Option {
 	return func(o *options) { o.snapshot = hook }
 }
 
-// Main runs a handler the way the environment says (see [EnvProtocol]): as a worker that pulls runs for pool, job and
-// local instances, behind HTTP for services and instances, or for one run on standard input and output. It ends the
-// process: with 0 when the work is done or the process was told to end (SIGTERM, SIGINT: running handlers get their
-// grace, what is left is handed back), 1 on an error, 2 when the environment does not say what to do.
+// Main runs a handler the way the environment says (see [EnvProtocol]): as a worker that pulls runs, behind HTTP for
+// services and instances, for the one run of a job's container, or for one run on standard input and output. It ends the
+// process: with 0 when the work is done, is somebody else's, or the process was told to end (SIGTERM, SIGINT: running
+// handlers get their grace, what is left is handed back), 1 on an error or when the one run failed, 2 when the
+// environment does not say what to do.
 func Main[In, Out any](handler Handler[In, Out], opts ...Option) {
 	p := process{
-		getenv: os.Getenv, stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, name: filepath.Base(os.Args[0]),
+		getenv: os.Getenv, setenv: os.Setenv, args: os.Args[1:], stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr,
+		name: filepath.Base(os.Args[0]),
 	}
 	for _, opt := range opts {
 		opt(&p.options)
@@ -52,13 +54,15 @@ func Main[In, Out any](handler Handler[In, Out], opts ...Option) {
 // handle executes one attempt, with the server to reach for what it records; nil where there is none.
 type handle func(ctx context.Context, client *api.Client, a *Attempt) Result
 
-// connect makes a client of the server at a URL, with a bearer token.
-type connect func(url, token string) (*api.Client, error)
+// connect makes a client of a server.
+type connect func(api.Options) (*api.Client, error)
 
 // process is what Main needs of its process.
 type process struct {
 	options
 	getenv         func(string) string
+	setenv         func(name, value string) error
+	args           []string
 	connect        connect // newClient when nil
 	stdin          io.Reader
 	stdout, stderr io.Writer
@@ -83,6 +87,8 @@ func (p *process) run(ctx context.Context, h handle) int {
 	switch env.protocol {
 	case ProtocolStdio:
 		return p.stdio(ctx, env, log, h)
+	case ProtocolJob:
+		return p.job(ctx, env, log, h)
 	case ProtocolHTTP:
 		err = p.serve(ctx, env, log, h)
 	default:
@@ -97,7 +103,7 @@ func (p *process) run(ctx context.Context, h handle) int {
 
 // work runs the worker protocol.
 func (p *process) work(ctx context.Context, env *environment, log *slog.Logger, h handle) error {
-	client, err := env.connect(env.url, env.workerToken)
+	client, err := env.connect(env.control())
 	if err != nil {
 		return err
 	}
@@ -121,8 +127,9 @@ func noneIfZero[T ~int64](d T) T {
 	return d
 }
 
-func newClient(url, token string) (*api.Client, error) {
-	return api.NewClient(api.Options{URL: url, Token: token, UserAgent: "errand-agent-go"})
+func newClient(o api.Options) (*api.Client, error) {
+	o.UserAgent = "errand-agent-go"
+	return api.NewClient(o)
 }
 
 // sessions is the snapshot hook with its states encoded; nil without a hook.
@@ -160,7 +167,10 @@ func (p *process) stdio(ctx context.Context, env *environment, log *slog.Logger,
 	}
 	defer reporter.close()
 	// 2. Do it.
-	result := reporter.execute(ctx, doc, env.token, h, p.stderr)
+	a := reporter.attempt(doc, env.token)
+	a.local = p.stderr
+	a.open(ctx)
+	result := reporter.execute(ctx, a, h)
 	// 3. Tell.
 	line, err := encode(result.document())
 	if err != nil {

@@ -38,7 +38,7 @@ func TestReadEnvironment(t *testing.T) {
 		"a port alone says nothing":         {vars: map[string]string{EnvPort: "9001"}, wantError: []string{"no protocol"}},
 		"a worker without anything":         {vars: map[string]string{EnvProtocol: "worker"}, wantError: []string{EnvURL, EnvAgent}},
 		"all faults at once":                {vars: map[string]string{EnvProtocol: "http", EnvPort: "x", EnvSlots: "0", EnvGrace: "soon"}, wantError: []string{`PORT="x"`, `ERRAND_SLOTS="0": want a number from 1 to 1000`, `ERRAND_GRACE="soon"`}},
-		"a protocol that nobody has spoken": {vars: map[string]string{EnvProtocol: "smoke"}, wantError: []string{"worker, http or stdio"}},
+		"a protocol that nobody has spoken": {vars: map[string]string{EnvProtocol: "smoke"}, wantError: []string{"worker, http, stdio or job"}},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -184,7 +184,7 @@ func serving(t *testing.T, vars map[string]string, h handle, opts ...Option) (ur
 	t.Helper()
 	var log lockedBuffer
 	listening := make(chan string, 1)
-	p := &process{getenv: env(vars), stderr: io.MultiWriter(&log, watch(listening)), name: "x"}
+	p := &process{getenv: env(vars), stderr: io.MultiWriter(&log, findPort(listening)), name: "x"}
 	for _, o := range opts {
 		o(&p.options)
 	}
@@ -201,8 +201,8 @@ func serving(t *testing.T, vars map[string]string, h handle, opts ...Option) (ur
 	}
 }
 
-// watch finds the port in the log line that tells it.
-func watch(port chan<- string) io.Writer {
+// findPort finds the port in the log line that tells it.
+func findPort(port chan<- string) io.Writer {
 	return writerFunc(func(p []byte) (int, error) {
 		if _, rest, ok := strings.Cut(string(p), "address=[::]:"); ok {
 			number, _, _ := strings.Cut(rest, " ")

@@ -91,6 +91,20 @@ func (o *outbox) call(ctx context.Context, a *Attempt, r api.Report) (api.Report
 	}
 }
 
+// end queues an attempt's last report, as finish does, and waits for the answer.
+func (o *outbox) end(ctx context.Context, a *Attempt, r api.Report) error {
+	e := &entry{report: r, attempt: a, last: true, reply: make(chan reply, 1)}
+	if err := o.put(e); err != nil {
+		return err
+	}
+	select {
+	case got := <-e.reply:
+		return got.err
+	case <-ctx.Done():
+		return fmt.Errorf("report %s of attempt %s: %w", r.Type, a.Attempt, context.Cause(ctx))
+	}
+}
+
 // start queues the news that an attempt has begun. Its end, if that comes first, says it too.
 func (o *outbox) start(a *Attempt) {
 	e := &entry{report: api.Report{Type: api.ReportStart}, attempt: a, soft: true}

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -35,7 +36,12 @@ func newReporter(env *environment, url string, log *slog.Logger) (*reporter, err
 	if url == "" {
 		return p, nil
 	}
-	client, err := env.connect(url, "")
+	o := api.Options{URL: url}
+	if strings.TrimRight(url, "/") == strings.TrimRight(env.url, "/") {
+		o = env.control()
+	}
+	// Who may send documents may name any server in them: no other than our own is shown who this process is.
+	client, err := env.connect(o)
 	if err != nil {
 		return nil, err
 	}
@@ -60,11 +66,13 @@ func (p *reporter) close() {
 	}
 }
 
-// execute runs one attempt. Log lines go to logs when it is set, else to the server.
-func (p *reporter) execute(ctx context.Context, doc *api.Document, token string, h handle, logs io.Writer) (result Result) {
-	a := fromDocument(doc, token, p.box)
-	a.local = logs
-	a.open(ctx)
+// attempt is the attempt that a document describes.
+func (p *reporter) attempt(doc *api.Document, token string) *Attempt {
+	return fromDocument(doc, token, p.box)
+}
+
+// execute runs one attempt, whose context was opened, and closes it.
+func (p *reporter) execute(ctx context.Context, a *Attempt, h handle) (result Result) {
 	defer a.close()
 	defer func() {
 		if v := recover(); v != nil {
@@ -82,6 +90,8 @@ const (
 	readHeaderTime = 10 * time.Second
 	idleTime       = 2 * time.Minute
 	settleTime     = 3 * time.Second // for logs and the like of an attempt that has ended
+	// answerPatience is for what was cut short by the end of the process to be handed back, and its caller answered.
+	answerPatience = stopPatience + stopPatience/2
 )
 
 // server answers the http protocol.
@@ -92,6 +102,7 @@ type server struct {
 	snapshot  func(context.Context) (map[string]json.RawMessage, error)
 	reporters reporters
 	life      context.Context // of the handlers; ends when the process has to
+	direct    *direct         // nil where the process cannot begin runs by itself
 
 	mu       sync.Mutex
 	running  map[string]bool // attempts
@@ -115,6 +126,14 @@ func (p *process) serveOn(ctx context.Context, listener net.Listener, env *envir
 	s := &server{env: env, log: log, handle: h, snapshot: p.sessions(), life: life, running: make(map[string]bool)}
 	s.reporters.env, s.reporters.log = env, log
 	defer s.reporters.close()
+	callCtx, endCalls := context.WithCancel(ctx)
+	calls, err := s.answerCalls(callCtx)
+	if err != nil {
+		endCalls()
+		return errors.Join(err, listener.Close())
+	}
+	defer calls()
+	defer endCalls()
 	web := &http.Server{
 		Handler: s.routes(), ReadHeaderTimeout: readHeaderTime, IdleTimeout: idleTime,
 		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn),
@@ -137,7 +156,7 @@ func (p *process) serveOn(ctx context.Context, listener net.Listener, env *envir
 		return nil
 	}
 	end(ErrDraining)
-	lastCtx, cancelLast := context.WithTimeout(context.WithoutCancel(ctx), stopPatience)
+	lastCtx, cancelLast := context.WithTimeout(context.WithoutCancel(ctx), answerPatience)
 	defer cancelLast()
 	if web.Shutdown(lastCtx) != nil {
 		_ = web.Close() // the caller sees the connection break and knows that the attempt is gone
@@ -150,77 +169,158 @@ func (s *server) routes() http.Handler {
 	mux.HandleFunc("POST /run", s.run)
 	mux.HandleFunc("POST /snapshot", s.takeSnapshot)
 	mux.HandleFunc("GET /healthz", s.health)
+	if s.direct != nil {
+		mux.HandleFunc("POST /", func(w http.ResponseWriter, req *http.Request) {
+			if body, ok := readBody(w, req, api.MaxPayload); ok {
+				s.call(w, req, body)
+			}
+		})
+	}
 	return mux
 }
 
-// run executes the attempt in the body and answers with its result. The caller ends it by going away.
+// readBody reads a request's body, or answers with what is wrong with it.
+func readBody(w http.ResponseWriter, req *http.Request, limit int64) ([]byte, bool) {
+	body, err := io.ReadAll(http.MaxBytesReader(w, req.Body, limit))
+	var long *http.MaxBytesError
+	switch {
+	case errors.As(err, &long):
+		problem(w, http.StatusRequestEntityTooLarge, api.CodeTooLarge, fmt.Sprintf("body over %d bytes", limit))
+		return nil, false
+	case err != nil:
+		problem(w, http.StatusBadRequest, api.CodeInvalid, "read body: "+err.Error())
+		return nil, false
+	}
+	return body, true
+}
+
+// headerToken carries the attempt's token where Authorization says who calls.
+const headerToken = "X-Errand-Token"
+
+// run executes the attempt in the body and answers with its result. A body that is no document is a call.
 func (s *server) run(w http.ResponseWriter, req *http.Request) {
 	// 1. What to do.
-	doc, err := api.ReadDocument(http.MaxBytesReader(w, req.Body, api.MaxDocument))
+	body, ok := readBody(w, req, api.MaxDocument)
+	if !ok {
+		return
+	}
+	if s.direct != nil && !isDocument(body) {
+		s.call(w, req, body)
+		return
+	}
+	doc, err := api.ReadDocument(bytes.NewReader(body))
 	if err != nil {
 		problem(w, http.StatusBadRequest, api.CodeInvalid, err.Error())
 		return
 	}
-	token, _ := strings.CutPrefix(req.Header.Get("Authorization"), "Bearer ")
+	token := req.Header.Get(headerToken)
+	if token == "" {
+		token, _ = strings.CutPrefix(req.Header.Get("Authorization"), "Bearer ")
+	}
+	reporter, err := s.reporters.to(doc.URL)
+	if err != nil {
+		problem(w, http.StatusBadRequest, api.CodeInvalid, err.Error())
+		return
+	}
 	// 2. A slot, once per attempt.
-	if code, detail := s.enter(doc.Attempt); code != "" {
-		status := http.StatusServiceUnavailable
-		if code == api.CodeConflict {
-			status = http.StatusConflict
-		} else {
-			w.Header().Set("Retry-After", "1")
-		}
-		problem(w, status, code, detail)
+	if !s.enter(w, "attempt "+doc.Attempt) {
 		return
 	}
 	// 3. Do it. The slot is free before the caller knows of the end: it may send the next attempt at once.
-	result, cause, err := s.execute(req.Context(), doc, token)
+	a := reporter.attempt(doc, token)
+	watch := watching(req, reporter.box == nil)
+	var result Result
+	var cause error
+	watch.during(w, func() {
+		defer s.leave("attempt " + doc.Attempt)
+		a.watch = watch
+		result, cause = s.execute(req.Context(), reporter, a)
+	})
 	// 4. Tell. A handler that was cut short by the end of the process has not failed.
-	switch {
-	case err != nil:
-		problem(w, http.StatusBadRequest, api.CodeInvalid, err.Error())
-	case result.Err != nil && errors.Is(cause, ErrDraining):
-		problem(w, http.StatusServiceUnavailable, api.CodeUnavailable, "the process is ending: the attempt was handed back")
-	default:
-		writeJSON(w, http.StatusOK, "application/json", result.document())
+	if result.Err != nil && errors.Is(cause, ErrDraining) {
+		watch.problem(w, unavailable("the process is ending: the attempt was handed back"))
+		return
 	}
+	watch.answer(w, result.document())
 }
 
-// execute runs an attempt in the slot that it entered, and leaves it. cause is why the handler's context had ended, nil
-// if it had not; the error is of the document.
-func (s *server) execute(ctx context.Context, doc *api.Document, token string) (result Result, cause, err error) {
-	defer s.leave(doc.Attempt)
-	reporter, err := s.reporters.to(doc.URL)
-	if err != nil {
-		return result, nil, err
+// isDocument tells a document from the input of a call. What is neither is taken for a document, whose reader says what
+// is wrong with it.
+func isDocument(body []byte) bool {
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal(body, &fields); err != nil {
+		return !json.Valid(body) && len(body) > 0
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
+	return fields["attempt"] != nil
+}
+
+// execute runs an attempt in the slot that it entered. cause is why the handler's context had ended, nil if it had not.
+func (s *server) execute(ctx context.Context, reporter *reporter, a *Attempt) (result Result, cause error) {
+	// 1. Where its end can be told by other means, the attempt outlives who sent it.
+	work := ctx
+	outlives := a.Token != "" && reporter.box != nil
+	if outlives {
+		work = context.WithoutCancel(ctx)
+	}
+	work, cancel := context.WithCancelCause(work)
 	defer cancel(nil)
 	defer context.AfterFunc(s.life, func() { cancel(context.Cause(s.life)) })()
-	result = reporter.execute(ctx, doc, token, s.handle, nil)
-	return result, context.Cause(ctx), nil
+	a.open(work)
+	var tended sync.WaitGroup
+	over := make(chan struct{})
+	if outlives {
+		tended.Go(func() { tend(ctx, a, over) })
+	}
+	// 2. Run it.
+	result = reporter.execute(work, a, s.handle)
+	close(over)
+	tended.Wait()
+	cause = context.Cause(work)
+	// 3. With nobody to answer to, the end is reported.
+	if outlives && ctx.Err() != nil {
+		s.conclude(a, result, cause)
+	}
+	return result, cause
 }
 
-// enter takes a slot for an attempt, or says why not.
-func (s *server) enter(attempt string) (code, detail string) {
+func unavailable(detail string) *api.Problem {
+	return &api.Problem{
+		Type: api.ProblemBase + api.CodeUnavailable, Title: http.StatusText(http.StatusServiceUnavailable),
+		Status: http.StatusServiceUnavailable, Detail: detail, RetryAfter: 1,
+	}
+}
+
+// enter takes a slot for a piece of work, or answers why not.
+func (s *server) enter(w http.ResponseWriter, what string) bool {
+	p := s.tryEnter(what)
+	if p != nil {
+		writeProblem(w, p)
+	}
+	return p == nil
+}
+
+func (s *server) tryEnter(what string) *api.Problem {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
-	case s.running[attempt]:
-		return api.CodeConflict, fmt.Sprintf("attempt %.80s is being executed already", attempt)
+	case s.running[what]:
+		return &api.Problem{
+			Type: api.ProblemBase + api.CodeConflict, Title: http.StatusText(http.StatusConflict), Status: http.StatusConflict,
+			Detail: fmt.Sprintf("%.80s is being executed already", what), RetryAfter: 1,
+		}
 	case s.draining:
-		return api.CodeUnavailable, "the process is ending"
+		return unavailable("the process is ending")
 	case len(s.running) >= s.env.slots:
-		return api.CodeUnavailable, fmt.Sprintf("all %d slots are taken", s.env.slots)
+		return unavailable(fmt.Sprintf("all %d slots are taken", s.env.slots))
 	}
-	s.running[attempt] = true
-	return "", ""
+	s.running[what] = true
+	return nil
 }
 
-func (s *server) leave(attempt string) {
+func (s *server) leave(what string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.running, attempt)
+	delete(s.running, what)
 }
 
 func (s *server) takeSnapshot(w http.ResponseWriter, req *http.Request) {
@@ -251,9 +351,16 @@ func (s *server) health(w http.ResponseWriter, _ *http.Request) {
 }
 
 func problem(w http.ResponseWriter, status int, code, detail string) {
-	writeJSON(w, status, "application/problem+json", &api.Problem{
+	writeProblem(w, &api.Problem{
 		Type: api.ProblemBase + code, Title: http.StatusText(status), Status: status, Detail: clip(detail, api.MaxMessage),
 	})
+}
+
+func writeProblem(w http.ResponseWriter, p *api.Problem) {
+	if p.RetryAfter > 0 {
+		w.Header().Set("Retry-After", strconv.Itoa(p.RetryAfter))
+	}
+	writeJSON(w, p.Status, "application/problem+json", p)
 }
 
 func writeJSON(w http.ResponseWriter, status int, media string, body any) {
