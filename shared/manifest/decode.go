@@ -166,6 +166,9 @@ func (d *decoder) value(n *yaml.Node, path string, v reflect.Value, depth int) {
 		return
 	}
 	if isNull(n) {
+		if d.parser.plain != nil {
+			d.fail(n, path, "nothing is given; give a value, or leave the field out")
+		}
 		return
 	}
 
@@ -303,6 +306,9 @@ func (d *decoder) items(n *yaml.Node, path string, v reflect.Value, depth int) {
 	case n.Kind != yaml.SequenceNode:
 		d.fail(n, path, "%s where a list is needed; begin each item with -", describe(n))
 		return
+	}
+	if len(n.Content) == 0 && d.parser.plain != nil {
+		d.fail(n, path, "an empty list; list something, or leave the field out")
 	}
 	v.SetZero()
 	for i, item := range n.Content {

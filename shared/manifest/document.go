@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -279,6 +280,12 @@ func (d *decoder) object(root *yaml.Node, dir string) {
 		d.only(root, want)
 		return
 	}
+	if form := d.parser.plain; form != nil {
+		if d.alone(root) {
+			d.judge(form, func() { d.value(root, "", reflect.ValueOf(form).Elem(), 0) })
+		}
+		return
+	}
 	before := len(d.parser.issues)
 	// 1. The kind decides what the rest means.
 	obj := d.kind(root)
@@ -305,19 +312,31 @@ func (d *decoder) only(root *yaml.Node, want Document) {
 		d.issue(version, "apiVersion", "unknown apiVersion %q; write apiVersion: %s", clip(version.Value), fleet.APIVersion)
 	case kind.Value != want.Kind():
 		d.issue(kind, "kind", "%s where %s is needed", clip(kind.Value), want.Kind())
-	case d.parser.documents > 1:
-		d.issue(root, "", "a second document; this file has one")
-	default:
+	case d.alone(root):
 		d.fill(root, want)
 	}
 }
 
+// alone reports whether no document of the file came before.
+func (d *decoder) alone(root *yaml.Node) bool {
+	if d.parser.documents > 1 {
+		d.issue(root, "", "a second document; this file has one")
+		return false
+	}
+	return true
+}
+
 // fill decodes a document and reports whether it was read to its end.
 func (d *decoder) fill(root *yaml.Node, doc Document) bool {
+	h := header{Metadata: doc.Metadata(), Spec: doc}
+	return d.judge(doc, func() { d.document(root, &h) })
+}
+
+// judge decodes into a form and reports whether it was read to its end.
+func (d *decoder) judge(doc Form, decode func()) bool {
 	// 1. Decode all of it over the defaults, then judge the values. What a field
 	// that could not be read leads to is no news.
-	h := header{Metadata: doc.Metadata(), Spec: doc}
-	d.document(root, &h)
+	decode()
 	if d.over() {
 		return false
 	}
@@ -333,8 +352,8 @@ func (d *decoder) fill(root *yaml.Node, doc Document) bool {
 	return true
 }
 
-// problems are what is wrong with the values of a document, its expressions included.
-func problems(doc Document) []fleet.Problem {
+// problems are what is wrong with the values of a form, its expressions included.
+func problems(doc Form) []fleet.Problem {
 	list := doc.Validate()
 	if t, ok := doc.(*fleet.Trigger); ok {
 		_, faults := trigger.Compile(t)

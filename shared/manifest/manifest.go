@@ -47,13 +47,19 @@ type Options struct {
 	Dir string
 }
 
+// Form is what a file's fields are decoded into, by their json tags.
+type Form interface {
+	SetDefaults()
+	// Validate returns every problem, each with its path from the top of the file.
+	Validate() []fleet.Problem
+}
+
 // Document is what Read reads: something in the form of a manifest that is no
-// part of a fleet. Its fields, by their json tags, are those of the spec.
+// part of a fleet. Its fields are those of the spec.
 type Document interface {
+	Form
 	Kind() string
 	Metadata() *fleet.Meta
-	SetDefaults()
-	Validate() []fleet.Problem
 }
 
 // KindArrivals is the kind of a file of arrivals, which package arrivals reads.
@@ -68,6 +74,22 @@ func Read(f File, into Document) error {
 	p.file(f, "")
 	if p.documents == 0 && len(p.issues) == 0 {
 		p.fileIssue(f.Name, "holds no document; want %s of %s", into.Kind(), fleet.APIVersion)
+	}
+	_, err := p.result()
+	return err
+}
+
+// ReadPlain decodes a file that holds the fields of a form and nothing around
+// them, as strictly as a fleet, and fills its defaults in. Nothing and the empty
+// list are refused where a field is given: what is left out often means all,
+// which a value that was forgotten must not. A failure is an *Error with all
+// issues; the form is then not to be used.
+func ReadPlain(f File, into Form) error {
+	p := newParser()
+	p.plain = into
+	p.file(f, "")
+	if p.documents == 0 && len(p.issues) == 0 {
+		p.fileIssue(f.Name, "is empty")
 	}
 	_, err := p.result()
 	return err
@@ -155,6 +177,7 @@ func reason(err error) error {
 // parser gathers objects and issues over all files.
 type parser struct {
 	want      Document // instead of objects of a fleet
+	plain     Form     // instead of documents at all
 	set       Set
 	issues    []Issue
 	cut       bool // there were more than MaxIssues

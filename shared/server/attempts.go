@@ -58,7 +58,7 @@ func (s *Server) attemptDoors() {
 // holder checks the token of a request against the attempt that its path names.
 func (s *Server) holder(r *http.Request) (runID string, n int, g control.Grant, err error) {
 	id := pathValue(r, "id")
-	token, ok := bearer(r)
+	token, ok := Bearer(r)
 	if !ok {
 		return "", 0, g, problem(http.StatusUnauthorized, api.CodeUnauthorized, "the request carries no token; send Authorization: Bearer with the token of the attempt's lease")
 	}

@@ -194,7 +194,7 @@ func NewTokens(tokens []Token) (*Tokens, error) {
 
 // Authenticate implements Authenticator. Tokens are compared by their hash, so time tells nothing of them.
 func (t *Tokens) Authenticate(r *http.Request) (Principal, error) {
-	token, ok := bearer(r)
+	token, ok := Bearer(r)
 	if !ok {
 		_, token, ok = r.BasicAuth()
 	}
@@ -211,8 +211,8 @@ func (t *Tokens) Authenticate(r *http.Request) (Principal, error) {
 	return p, nil
 }
 
-// bearer returns the bearer token of a request.
-func bearer(r *http.Request) (string, bool) {
+// Bearer returns the bearer token of a request.
+func Bearer(r *http.Request) (string, bool) {
 	scheme, token, ok := strings.Cut(r.Header.Get("Authorization"), " ")
 	if !ok || !strings.EqualFold(scheme, "bearer") {
 		return "", false
