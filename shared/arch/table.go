@@ -85,6 +85,7 @@ func House() Rules {
 			"store/internal/port": {Layer: drivers},
 			"store/memory":        {Layer: drivers, Beside: []string{"store/internal/port"}},
 			"store/sqlite":        {Layer: drivers, Beside: []string{"store/internal/port"}},
+			"store/firestore":     {Layer: drivers, Beside: []string{"store/internal/port"}},
 			"store/storetest":     {Layer: drivers, Suite: true},
 			"bus/internal/port":   {Layer: drivers},
 			"bus/local":           {Layer: drivers, Beside: []string{"bus/internal/port"}},
@@ -171,15 +172,16 @@ func House() Rules {
 			"golang.org/x/text":                          {"control"}, // the language of schema errors
 			"modernc.org/sqlite":                         {"store/sqlite"},
 			"database/sql":                               {"store/sqlite"},
+			"cloud.google.com/go/firestore":              {"store/firestore"},
 			"cloud.google.com/go/iam":                    {"twin"}, // its messages are in Cloud Run's services
 			"cloud.google.com/go/longrunning":            {"twin"}, // so are these
 			"google.golang.org/genproto":                 {"twin"}, // and these
 			"golang.org/x/time/rate":                     {"twin"},
 			"cloud.google.com/go/pubsub/v2":              {"bus/pubsub"},
 			"cloud.google.com/go/run":                    {"runtime/cloudrun", "twin"},
-			"google.golang.org/api":                      {"bus/pubsub", "runtime/cloudrun", "twin"},
-			"google.golang.org/grpc":                     {"bus/pubsub", "runtime/cloudrun", "twin"},
-			"google.golang.org/protobuf":                 {"bus/pubsub", "runtime/cloudrun", "twin"},
+			"google.golang.org/api":                      {"bus/pubsub", "runtime/cloudrun", "store/firestore", "twin"},
+			"google.golang.org/grpc":                     {"bus/pubsub", "runtime/cloudrun", "store/firestore", "twin"},
+			"google.golang.org/protobuf":                 {"bus/pubsub", "runtime/cloudrun", "store/firestore", "twin"},
 			"github.com/google/go-cmp":                   nil,
 			"github.com/google/uuid":                     nil,
 			"github.com/rogpeppe/go-internal/testscript": nil,

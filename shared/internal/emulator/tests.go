@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"strings"
 	"sync"
 )
 
@@ -74,10 +75,20 @@ func shared(t TB, kind Kind) string {
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
-			const shown = 4 << 10
-			out := o.e.Output()
-			t.Logf("last output of the %s emulator on %s:\n%s", kind, o.e.Addr, out[max(0, len(out)-shown):])
+			t.Logf("last output of the %s emulator on %s:\n%s", kind, o.e.Addr, lastWords(o.e.Output()))
 		}
 	})
 	return o.e.Addr
+}
+
+// lastWords is the end of an emulator's output, without the stacks that it prints of each refused request.
+func lastWords(output string) string {
+	const lines = 30
+	var kept []string
+	for line := range strings.Lines(output) {
+		if !strings.HasPrefix(line, "\tat ") {
+			kept = append(kept, line)
+		}
+	}
+	return strings.Join(kept[max(0, len(kept)-lines):], "")
 }

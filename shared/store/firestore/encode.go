@@ -1,0 +1,149 @@
+package firestore
+
+import (
+	"fmt"
+
+	pb "cloud.google.com/go/firestore/apiv1/firestorepb"
+
+	"github.com/errand-run/errand/shared/store"
+)
+
+// Fields of a document. What reads look for stands at the top, and is absent when empty, so that no index holds it; all
+// else is in the map fieldDoc, which no index holds.
+const (
+	fieldID     = "id"
+	fieldOwner  = "owner"
+	fieldTag    = "tag"
+	fieldTenant = "tenant"
+	fieldAgent  = "agent"
+	fieldParent = "parent"
+	fieldRoot   = "root"
+	fieldWorker = "worker"
+	fieldMade   = "createdAt"
+	fieldWake   = "wakeAt"
+	fieldShard  = "shard"
+	// fieldLane spreads what is ordered by creation over as many key ranges: see lanes.
+	fieldLane = "lane"
+	fieldDoc  = "doc"
+
+	// Within fieldDoc.
+	fieldVersion = "version"
+	fieldToken   = "token"
+	fieldAttempt = "attempt"
+	fieldBody    = "body"
+	fieldParts   = "parts" // how many hold the body
+	fieldSize    = "size"  // bytes in all of them
+
+	// Of a part.
+	fieldExpires = "expireAt"
+)
+
+// lanes is over how many key ranges runs are spread that are listed by their creation. One range takes about 500 new
+// runs a second, and one query merges up to 30 of them.
+const lanes = 16
+
+// headMask asks for what a head needs, and for no body.
+func headMask() *pb.DocumentMask {
+	paths := []string{fieldID}
+	for _, f := range []string{fieldVersion, fieldToken, fieldAttempt, fieldParts} {
+		paths = append(paths, fieldDoc+"."+f)
+	}
+	return &pb.DocumentMask{FieldPaths: paths}
+}
+
+func text(s string) *pb.Value  { return &pb.Value{ValueType: &pb.Value_StringValue{StringValue: s}} }
+func number(n int64) *pb.Value { return &pb.Value{ValueType: &pb.Value_IntegerValue{IntegerValue: n}} }
+func bytesOf(b []byte) *pb.Value {
+	return &pb.Value{ValueType: &pb.Value_BytesValue{BytesValue: b}}
+}
+
+// encode makes the fields of a document whose body is inline, or in parts when there are some.
+func encode(d *store.Doc, token string, parts int) map[string]*pb.Value {
+	// 1. What every document has.
+	inner := map[string]*pb.Value{fieldVersion: number(d.Version), fieldToken: text(token)}
+	if parts > 0 {
+		inner[fieldParts], inner[fieldSize] = number(int64(parts)), number(int64(len(d.Body)))
+	} else if len(d.Body) > 0 {
+		inner[fieldBody] = bytesOf(d.Body)
+	}
+	fields := map[string]*pb.Value{
+		fieldID:  text(d.ID),
+		fieldDoc: {ValueType: &pb.Value_MapValue{MapValue: &pb.MapValue{Fields: inner}}},
+	}
+	set := func(field, value string) {
+		if value != "" {
+			fields[field] = text(value)
+		}
+	}
+	set(fieldOwner, d.Owner)
+	set(fieldTag, d.Tag)
+	// 2. What runs are found by.
+	if x := d.Index; x != nil {
+		set(fieldTenant, x.Tenant)
+		set(fieldAgent, x.Agent)
+		set(fieldParent, x.Parent)
+		set(fieldRoot, x.Root)
+		set(fieldWorker, x.Worker)
+		fields[fieldMade] = number(x.CreatedAt)
+		fields[fieldShard] = number(int64(x.Shard))
+		fields[fieldLane] = number(int64(laneOf(d.ID)))
+		if x.WakeAt > 0 {
+			fields[fieldWake] = number(x.WakeAt)
+		}
+		inner[fieldAttempt] = number(x.Attempt)
+	}
+	return fields
+}
+
+// laneOf spreads runs by id, as evenly as hashes are.
+func laneOf(id string) int { return int(key(id)[0]) % lanes }
+
+// stored is a document as it was read.
+type stored struct {
+	doc  store.Doc
+	head head
+	size int // of a body in parts
+}
+
+// decode reads a document of a kind. A masked one has no more than the mask lets through.
+func decode(kind store.Kind, d *pb.Document) (stored, error) {
+	f := d.GetFields()
+	inner := f[fieldDoc].GetMapValue().GetFields()
+	out := stored{
+		doc: store.Doc{
+			Kind: kind, ID: f[fieldID].GetStringValue(), Version: inner[fieldVersion].GetIntegerValue(),
+			Owner: f[fieldOwner].GetStringValue(), Tag: f[fieldTag].GetStringValue(), Body: inner[fieldBody].GetBytesValue(),
+		},
+		head: head{
+			version: inner[fieldVersion].GetIntegerValue(), attempt: inner[fieldAttempt].GetIntegerValue(),
+			updated: d.GetUpdateTime().AsTime(), token: inner[fieldToken].GetStringValue(),
+			parts: int(inner[fieldParts].GetIntegerValue()),
+		},
+		size: int(inner[fieldSize].GetIntegerValue()),
+	}
+	if kind == store.KindRun {
+		out.doc.Index = &store.Index{
+			Tenant: f[fieldTenant].GetStringValue(), Agent: f[fieldAgent].GetStringValue(),
+			Parent: f[fieldParent].GetStringValue(), Root: f[fieldRoot].GetStringValue(), Worker: f[fieldWorker].GetStringValue(),
+			Attempt: inner[fieldAttempt].GetIntegerValue(), CreatedAt: f[fieldMade].GetIntegerValue(),
+			WakeAt: f[fieldWake].GetIntegerValue(), Shard: uint8(f[fieldShard].GetIntegerValue()),
+		}
+	}
+	bad := func(why string) (stored, error) {
+		return stored{}, fmt.Errorf("document %s was not written by this store: %s; was the database used for something else?", d.GetName(), why)
+	}
+	shard := f[fieldShard].GetIntegerValue()
+	switch {
+	case out.doc.ID == "":
+		return bad("it has no id")
+	case out.doc.Version < 1:
+		return bad(fmt.Sprintf("its version is %d", out.doc.Version))
+	case out.head.parts < 0 || out.head.parts > maxParts:
+		return bad(fmt.Sprintf("its body has %d parts, and %d at most may be", out.head.parts, maxParts))
+	case out.size < 0 || out.size > store.MaxBody:
+		return bad(fmt.Sprintf("its body has %d bytes, and %d at most may be", out.size, store.MaxBody))
+	case shard < 0 || shard >= store.Shards:
+		return bad(fmt.Sprintf("its shard is %d", shard))
+	}
+	return out, nil
+}
