@@ -39,7 +39,7 @@ func serve(ctx context.Context, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	auth, err := conf.Authenticator()
+	auth, err := conf.Authenticator(log)
 	if err != nil {
 		return err
 	}
@@ -58,7 +58,7 @@ func serve(ctx context.Context, log *slog.Logger) error {
 	}
 	// 3. Serve.
 	n, err := node.Start(ctx, node.Options{
-		Store: db, Listener: listener, Auth: auth, Local: conf.LocalRuntime(), Ledger: conf.Ledger, Logger: log, RetainMax: conf.Retain(),
+		Store: db, Listener: listener, Auth: auth, Local: conf.LocalRuntime(), Ledger: conf.Ledger, Logger: log, RetainMax: conf.Retain(), SigningKeys: conf.Keys(),
 	})
 	if err != nil {
 		return err

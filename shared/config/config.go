@@ -4,9 +4,7 @@
 package config
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -19,7 +17,6 @@ import (
 	"github.com/sethvargo/go-envconfig"
 
 	"github.com/errand-run/errand/shared/fleet"
-	"github.com/errand-run/errand/shared/server"
 	"github.com/errand-run/errand/shared/store"
 	"github.com/errand-run/errand/shared/store/memory"
 	"github.com/errand-run/errand/shared/store/sqlite"
@@ -35,8 +32,11 @@ type Server struct {
 	Bus string `env:"ERRAND_BUS, default=local"`
 	// Runtime lists what this process can start attempts on: local. Workers that pull need none of it.
 	Runtime []string `env:"ERRAND_RUNTIME, default=local"`
-	// Auth: loopback, which needs no login and serves this machine alone, or tokens:FILE, a JSON list of API tokens.
+	// Auth: loopback, which needs no login and serves this machine alone; tokens:FILE, a JSON list of API tokens; or
+	// oidc:FILE, issuers and principals as in package server/oidc, and API tokens beside them.
 	Auth string `env:"ERRAND_AUTH, default=loopback"`
+	// SigningKeys are files of the keys of attempt tokens, the one that signs first; one is kept in the store when empty.
+	SigningKeys []string `env:"ERRAND_SIGNING_KEYS"`
 	// RetainMax bounds how long any finished run is kept, whatever its agent says: a duration such as 30d; no bound when
 	// empty.
 	RetainMax string `env:"ERRAND_RETAIN_MAX"`
@@ -48,7 +48,7 @@ type Server struct {
 const AuthLoopback = "loopback"
 
 // later are forms that are documented and come with the cloud; a message that names them helps more than "unknown".
-var later = []string{"firestore", "pubsub", "cloudrun", "oidc"}
+var later = []string{"firestore", "pubsub", "cloudrun"}
 
 // Load reads the environment through lookup, such as os.LookupEnv. The error names every variable that is wrong.
 func Load(ctx context.Context, lookup func(string) (string, bool)) (*Server, error) {
@@ -78,10 +78,13 @@ func Load(ctx context.Context, lookup func(string) (string, bool)) (*Server, err
 	if _, err := ParseRetain(s.RetainMax); err != nil {
 		fault("ERRAND_RETAIN_MAX", s.RetainMax, "%v", err)
 	}
-	if file, isTokens := strings.CutPrefix(s.Auth, "tokens:"); !isTokens || file == "" {
-		if err := oneOf(s.Auth, AuthLoopback, "tokens:FILE"); err != nil {
+	if kind, file, named := strings.Cut(s.Auth, ":"); !named || file == "" || kind != "tokens" && kind != "oidc" {
+		if err := oneOf(s.Auth, AuthLoopback, "tokens:FILE", "oidc:FILE"); err != nil {
 			fault("ERRAND_AUTH", s.Auth, "%v", err)
 		}
+	}
+	if len(s.SigningKeys) > maxKeyFiles || slices.Contains(s.SigningKeys, "") {
+		fault("ERRAND_SIGNING_KEYS", strings.Join(s.SigningKeys, ","), "want FILE[,FILE], %d at most, the one that signs first", maxKeyFiles)
 	}
 	return s, errors.Join(faults...)
 }
@@ -180,38 +183,4 @@ func (p StorePlace) Open(ctx context.Context) (store.Store, error) {
 		return nil, err
 	}
 	return s, nil
-}
-
-// maxTokenFile bounds the list of tokens, in bytes.
-const maxTokenFile = 1 << 20
-
-// Authenticator makes what Auth names; nil for AuthLoopback.
-func (s *Server) Authenticator() (server.Authenticator, error) {
-	if s.Auth == AuthLoopback {
-		return nil, nil
-	}
-	file := strings.TrimPrefix(s.Auth, "tokens:")
-	info, err := os.Stat(file)
-	if err != nil {
-		return nil, fmt.Errorf("read API tokens: %w", err)
-	}
-	if info.Size() > maxTokenFile {
-		return nil, fmt.Errorf("read API tokens: %s: larger than %d bytes", file, maxTokenFile)
-	}
-	data, err := os.ReadFile(file)
-	if err != nil {
-		return nil, fmt.Errorf("read API tokens: %w", err)
-	}
-	var tokens []server.Token
-	d := json.NewDecoder(bytes.NewReader(data))
-	d.DisallowUnknownFields()
-	if err := d.Decode(&tokens); err != nil {
-		// The decoder's words may repeat what is in the file, but only names of fields and types, never values.
-		return nil, fmt.Errorf("read API tokens: %s: %w; want [{\"name\": …, \"sha256\": …, \"role\": …, \"tenants\": […]}]", file, err)
-	}
-	auth, err := server.NewTokens(tokens)
-	if err != nil {
-		return nil, fmt.Errorf("read API tokens: %s: %w", file, err)
-	}
-	return auth, nil
 }

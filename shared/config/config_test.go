@@ -3,6 +3,7 @@ package config
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -52,6 +53,15 @@ func TestLoad(t *testing.T) {
 		"a form without its value is refused": {
 			env:        map[string]string{"ERRAND_STORE": "sqlite:", "ERRAND_AUTH": "tokens:"},
 			wantErrors: []string{"ERRAND_STORE", "ERRAND_AUTH"},
+		},
+		"with issuers all interfaces are served": {
+			env: map[string]string{"PORT": "9000", "ERRAND_AUTH": "oidc:auth.yaml", "ERRAND_SIGNING_KEYS": "new,old"}, wantAddress: ":9000",
+		},
+		"issuers in no file are refused": {
+			env: map[string]string{"ERRAND_AUTH": "oidc:"}, wantErrors: []string{`ERRAND_AUTH="oidc:"`, "oidc:FILE"},
+		},
+		"a key in no file, and too many of them, are refused": {
+			env: map[string]string{"ERRAND_SIGNING_KEYS": "a,b,c,d,e,f,g,h,i"}, wantErrors: []string{"ERRAND_SIGNING_KEYS", "8 at most"},
 		},
 	}
 	for name, tt := range tests {
@@ -110,11 +120,11 @@ func TestAuthenticator(t *testing.T) {
 	}
 	s := &Server{Auth: "tokens:" + file}
 
-	if _, err := s.Authenticator(); err == nil {
+	if _, err := s.Authenticator(slog.New(slog.DiscardHandler)); err == nil {
 		t.Error("a missing file is no error")
 	}
 	write(`[{"name": "ada", "sha256": "` + server.HashToken("secret") + `", "role": "viewer"}]`)
-	auth, err := s.Authenticator()
+	auth, err := s.Authenticator(slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -124,10 +134,22 @@ func TestAuthenticator(t *testing.T) {
 		t.Errorf("Authenticate = %+v, %v, want ada", p, err)
 	}
 	write(`[{"name": "ada", "token": "secret"}]`)
-	if _, err := s.Authenticator(); err == nil || strings.Contains(err.Error(), "secret") {
+	if _, err := s.Authenticator(slog.New(slog.DiscardHandler)); err == nil || strings.Contains(err.Error(), "secret") {
 		t.Errorf("unknown field: error %v, want one that keeps the secret", err)
 	}
-	if auth, err := (&Server{Auth: AuthLoopback}).Authenticator(); auth != nil || err != nil {
+	s.Auth = "oidc:" + file
+	write(`{"issuers": [{"issuer": "https://id.example"}], "principals": [{"email": "ada@example.com", "role": "viewer"}]}`)
+	if _, err := s.Authenticator(nil); err == nil || !strings.Contains(err.Error(), file+":1:14: issuers[0].audiences: required") {
+		t.Errorf("an issuer without audiences: %v, want where that is", err)
+	}
+	write(`{"issuers": [{"issuer": "https://id.example", "audiences": ["errand"]}], "principals": [{"email": "ada@example.com", "role": "viewer"}], "tokens": [{"name": "ada", "sha256": "` + server.HashToken("secret") + `", "role": "viewer"}]}`)
+	if auth, err = s.Authenticator(slog.New(slog.DiscardHandler)); err != nil {
+		t.Fatal(err)
+	}
+	if p, err := auth.Authenticate(r); err != nil || p.Name != "ada" {
+		t.Errorf("an API token beside issuers: %+v, %v, want ada", p, err)
+	}
+	if auth, err := (&Server{Auth: AuthLoopback}).Authenticator(nil); auth != nil || err != nil {
 		t.Errorf("loopback: %v, %v, want none", auth, err)
 	}
 }

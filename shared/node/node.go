@@ -45,8 +45,10 @@ type Options struct {
 	Output func(agent, process, stream, text string)
 	// RetainMax is the longest that a finished run is kept, whatever its agent says; 0 for no bound.
 	RetainMax time.Duration
-	Name      string // in the dispatcher lease and in history; host name and process when empty
-	Logger    *slog.Logger
+	// SigningKeys returns the keys of attempt tokens, the one that signs first; nil for one that is kept in the store.
+	SigningKeys func() ([][]byte, error)
+	Name        string // in the dispatcher lease and in history; host name and process when empty
+	Logger      *slog.Logger
 }
 
 // Node is a control process under way.
@@ -99,7 +101,7 @@ func Start(ctx context.Context, o Options) (_ *Node, err error) {
 		runtimes[fleet.RuntimeLocal] = n.local
 	}
 	// 2. What decides. It and the runtime know each other.
-	n.plane, err = control.New(control.Config{Store: o.Store, Logger: o.Logger, Runtimes: runtimes, Name: o.Name, RetainMax: o.RetainMax})
+	n.plane, err = control.New(control.Config{Store: o.Store, Logger: o.Logger, Runtimes: runtimes, Name: o.Name, RetainMax: o.RetainMax, SigningKeys: o.SigningKeys})
 	if err != nil {
 		return nil, err
 	}
