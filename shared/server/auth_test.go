@@ -58,6 +58,7 @@ func newGuarded(t *testing.T) *site {
 		{Name: "otto", SHA256: HashToken("acme-operator"), Role: Operator, Tenants: []string{"acme", "globex"}},
 		{Name: "pool-1", SHA256: HashToken("worker"), Role: Worker},
 		{Name: "echo-only", SHA256: HashToken("echo-worker"), Role: Worker, Agents: []string{"echo"}},
+		{Name: "mail-only", SHA256: HashToken("mail-worker"), Role: Worker, Agents: []string{"mail"}},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -130,6 +131,8 @@ func TestRolesAndTenants(t *testing.T) {
 		"and for no others":                         {"echo-worker", "POST", "/v1/workers/w:heartbeat", `{"agents":["mail"],"slots":1,"attempts":[]}`, nil, 403},
 		"it begins runs of its own":                 {"echo-worker", "POST", "/v1/runs:begin", `{"agent":"echo","worker":"w"}`, nil, 201},
 		"and of no others":                          {"echo-worker", "POST", "/v1/runs:begin", `{"agent":"mail","worker":"w"}`, nil, 403},
+		"it claims an attempt of its own":           {"echo-worker", "POST", "/v1/attempts/claimed1.1:claim", `{"worker":"w","ticket":"good"}`, nil, 200},
+		"a worker of others does not":               {"mail-worker", "POST", "/v1/attempts/claimed1.1:claim", `{"worker":"w","ticket":"good"}`, nil, 403},
 		"a worker of any agent begins any run":      {"worker", "POST", "/v1/runs:begin", `{"agent":"mail","worker":"w"}`, nil, 201},
 		"a worker's token is no attempt's":          {"worker", "POST", "/v1/attempts/runacme.1:start", "", nil, 401},
 		"a page of another site changes nothing":    {"operator", "POST", "/v1/runs/runacme:suspend", "", []string{"Sec-Fetch-Site", "cross-site"}, 403},

@@ -495,6 +495,8 @@ func (f *fakePlane) Claim(_ context.Context, c control.Claim) (runtime.Assignmen
 	switch {
 	case c.Ticket != "good":
 		return runtime.Assignment{}, &control.Refusal{Code: control.CodeForbidden, Detail: "ticket is not valid"}
+	case c.May != nil && !c.May("echo"):
+		return runtime.Assignment{}, &control.Refusal{Code: control.CodeForbidden, Detail: "not of this agent"}
 	case c.Attempt != "claimed1.1":
 		return runtime.Assignment{}, fmt.Errorf("claim: %w", run.ErrFenced)
 	}

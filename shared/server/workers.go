@@ -277,7 +277,10 @@ func (s *Server) claimAttempt(w http.ResponseWriter, r *http.Request) error {
 	}
 	ctx, cancel := detached(r.Context())
 	defer cancel()
-	a, err := s.plane.Claim(ctx, control.Claim{Attempt: id, Worker: q.Worker, Ticket: q.Ticket})
+	p := principal(r.Context())
+	a, err := s.plane.Claim(ctx, control.Claim{
+		Attempt: id, Worker: q.Worker, Ticket: q.Ticket, May: func(agent string) bool { return p.mayExecute(agent) == nil },
+	})
 	if err != nil {
 		return err
 	}
