@@ -33,7 +33,7 @@ func (s *Store) repeat(ctx context.Context, what string, f func(ctx context.Cont
 			return nil
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case judge(err) != open && judge(err) != throttled:
+		case judge(err) != unclear && judge(err) != throttled:
 			return fmt.Errorf("%s: %w", what, err)
 		case try == failTries:
 			return fmt.Errorf("%s, tried %d times: %w", what, try, err)
@@ -63,7 +63,7 @@ type verdict int
 const (
 	applied   verdict = iota
 	unmet             // a precondition did not hold, perhaps because the same request was applied before
-	open              // it may have been applied, now or later
+	unclear           // it may have been applied, now or later
 	throttled         // it was not applied, and may be repeated
 	refused           // it was not applied, and a repetition would not be either
 )
@@ -87,7 +87,7 @@ func judgeCode(c codes.Code) verdict {
 	case codes.InvalidArgument, codes.OutOfRange, codes.PermissionDenied, codes.Unauthenticated, codes.Unimplemented:
 		return refused
 	}
-	return open
+	return unclear
 }
 
 // each calls f for 0 to n-1, side by side but for the bound on requests, and returns when all are done.

@@ -379,7 +379,7 @@ func (s *Store) react(w *work, v verdict, err error, results []*pb.WriteResult) 
 	case unmet:
 		w.unread = true
 		w.stales++
-	case open:
+	case unclear:
 		w.open, w.unread = true, true
 		w.fails++
 	case throttled:

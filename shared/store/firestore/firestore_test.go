@@ -1,14 +1,19 @@
-package firestore_test
+package firestore
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"sync/atomic"
 	"testing"
 
+	"google.golang.org/api/option"
+	"google.golang.org/grpc"
+
 	"github.com/errand-run/errand/shared/internal/emulator"
 	"github.com/errand-run/errand/shared/store"
-	"github.com/errand-run/errand/shared/store/firestore"
 	"github.com/errand-run/errand/shared/store/storetest"
 )
 
@@ -17,13 +22,13 @@ func TestMain(m *testing.M) { os.Exit(emulator.Main(m)) }
 var projects atomic.Int64
 
 // open opens an empty store: a project of its own in the emulator.
-func open(t *testing.T, change ...func(o *firestore.Options)) *firestore.Store {
+func open(t testing.TB, change ...func(o *Options)) *Store {
 	t.Helper()
-	o := firestore.Options{Project: fmt.Sprint("test-", projects.Add(1)), Endpoint: emulator.Firestore(t)}
+	o := Options{Project: fmt.Sprint("test-", projects.Add(1)), Endpoint: emulator.Firestore(t)}
 	for _, c := range change {
 		c(&o)
 	}
-	s, err := firestore.Open(t.Context(), o)
+	s, err := Open(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -31,6 +36,99 @@ func open(t *testing.T, change ...func(o *firestore.Options)) *firestore.Store {
 	return s
 }
 
+// again opens the database of a store a second time, as another process does.
+func again(t testing.TB, s *Store) *Store {
+	t.Helper()
+	return open(t, func(o *Options) { o.Project = strings.Split(s.database, "/")[1] })
+}
+
+// through has a store's requests pass interceptors.
+func through(unary grpc.UnaryClientInterceptor, stream grpc.StreamClientInterceptor) func(o *Options) {
+	return func(o *Options) {
+		o.ClientOptions = append(o.ClientOptions,
+			option.WithGRPCDialOption(grpc.WithChainUnaryInterceptor(unary)),
+			option.WithGRPCDialOption(grpc.WithChainStreamInterceptor(stream)))
+	}
+}
+
 func TestConformance(t *testing.T) {
 	storetest.Run(t, func(t *testing.T) store.Store { return open(t) })
+}
+
+func TestReopen(t *testing.T) {
+	databases := map[string]string{}
+	storetest.Reopen(t, func(t *testing.T, dir string) store.Store {
+		return open(t, func(o *Options) {
+			if databases[dir] == "" {
+				databases[dir] = o.Project
+			}
+			o.Project = databases[dir]
+		})
+	})
+}
+
+func TestOpenSaysWhatIsWrong(t *testing.T) {
+	cases := map[string]struct {
+		o    Options
+		want string
+	}{
+		"no project":                {Options{}, `project "": want the id of a Google Cloud project`},
+		"a project that is a path":  {Options{Project: "a/b"}, `project "a/b"`},
+		"a database that is a path": {Options{Project: "p", Database: "d/e"}, `database "d/e": want the id of a database of project p`},
+		"no room for requests":      {Options{Project: "p", Concurrency: -1}, "-1 requests at once: want 1 to 1000"},
+		"no room for documents":     {Options{Project: "p", Known: -1}, "-1 documents to remember"},
+		"nobody at the address":     {Options{Project: "p", Endpoint: "127.0.0.1:1"}, "open store firestore:p/(default) in the emulator on 127.0.0.1:1: read the versions"},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			if s, err := Open(t.Context(), c.o); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("got %v, %v; want %q", s, err, c.want)
+			}
+		})
+	}
+}
+
+func TestDatabasesOfAProjectAreApart(t *testing.T) {
+	a := open(t)
+	b := open(t, func(o *Options) { o.Project, o.Database = strings.Split(a.database, "/")[1], "second" })
+	must(t, a, unitOf(put(store.KindMisc, "x", 0, nil)))
+	if _, err := b.Get(t.Context(), store.KindMisc, "x"); !errors.Is(err, store.ErrNotFound) {
+		t.Errorf("the other database has it: %v", err)
+	}
+	if want := b.place; !strings.Contains(b.Describe(), want) || b.Exclusive() {
+		t.Errorf("it describes itself as %q, exclusive: %v", b.Describe(), b.Exclusive())
+	}
+}
+
+// put is a write of the version after the expected one.
+func put(kind store.Kind, id string, expect int64, body []byte) store.Write {
+	w := store.Write{Doc: store.Doc{Kind: kind, ID: id, Version: max(expect, 0) + 1, Body: body}, Expect: expect}
+	if kind == store.KindRun {
+		w.Index = &store.Index{Tenant: "acme", Agent: "echo", Root: id, CreatedAt: 1, Attempt: 1}
+	}
+	return w
+}
+
+func remove(kind store.Kind, id string, expect int64) store.Write {
+	return store.Write{Doc: store.Doc{Kind: kind, ID: id}, Expect: expect, Delete: true}
+}
+
+func ownedBy(w store.Write, run string) store.Write {
+	w.Owner = run
+	return w
+}
+
+var units atomic.Int64
+
+func unitOf(ws ...store.Write) store.Unit {
+	return store.Unit{Token: fmt.Sprint("unit-", units.Add(1)), Writes: ws}
+}
+
+func must(t testing.TB, s *Store, us ...store.Unit) {
+	t.Helper()
+	for i, err := range s.Commit(context.WithoutCancel(t.Context()), us) {
+		if err != nil {
+			t.Fatalf("unit %d: %v", i, err)
+		}
+	}
 }
