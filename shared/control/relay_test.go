@@ -1,0 +1,525 @@
+package control
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/errand-run/errand/shared/bus"
+	"github.com/errand-run/errand/shared/fleet"
+	"github.com/errand-run/errand/shared/run"
+	"github.com/errand-run/errand/shared/runtime"
+	"github.com/errand-run/errand/shared/store/memory"
+)
+
+// post is a bus that keeps what is published until the test delivers it, or loses it.
+type post struct {
+	bus.Bus
+	sent []bus.Message
+	away error
+}
+
+func (b *post) Publish(_ context.Context, topic bus.Topic, messages []bus.Message) []error {
+	errs := make([]error, len(messages))
+	for i := range messages {
+		if errs[i] = b.away; b.away == nil && topic == bus.Control {
+			b.sent = append(b.sent, messages[i])
+		}
+	}
+	return errs
+}
+
+// district is a house whose store two more processes share. They do not lead, and tell the one that does.
+type district struct {
+	*house
+	x    *executor
+	b, c *Plane
+	post post
+}
+
+func newDistrict(t *testing.T, objects ...fleet.Object) *district {
+	t.Helper()
+	d := &district{x: &executor{stopped: make(map[string]time.Duration), ended: make(map[string]bool)}}
+	d.house = &house{t: t, store: shared{memory.Open()}, now: began, runtimes: map[fleet.Runtime]runtime.Runtime{fleet.RuntimeCloudRun: d.x}}
+	d.change = func(c *Config) { c.Name, c.Bus = "a", &d.post }
+	d.open()
+	d.b, d.c = d.beside("b"), d.beside("c")
+	if _, err := d.p.Apply(t.Context(), objects, ApplyOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	d.pass(leadRenew) // the others read of the fleet in the lease
+	d.others()
+	return d
+}
+
+func (d *district) beside(name string) *Plane {
+	d.t.Helper()
+	cfg := d.p.cfg
+	cfg.Name = name
+	p, err := New(cfg)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	if err := p.Prepare(d.t.Context()); err != nil {
+		d.t.Fatal(err)
+	}
+	return p
+}
+
+// others lets the processes that do not lead do what they have to, without what they tell being delivered.
+func (d *district) others() {
+	for _, p := range []*Plane{d.b, d.c} {
+		for p.Step(d.t.Context(), p.now()) {
+		}
+	}
+}
+
+// deliver hands over what was told, twice: a bus may do that.
+func (d *district) deliver() {
+	d.t.Helper()
+	d.others()
+	for range 2 {
+		for _, m := range d.post.sent {
+			if err := d.p.Take(d.t.Context(), m.Data); err != nil {
+				d.t.Fatal(err)
+			}
+		}
+	}
+	d.post.sent = nil
+	d.settle()
+}
+
+// passing lets time go by in steps within which a lease is renewed.
+func (d *district) passing(length time.Duration) {
+	for ; length > 0; length -= time.Second {
+		d.pass(time.Second)
+	}
+}
+
+func cloudTarget(name string, shape fleet.Shape) *fleet.Target {
+	collection := map[fleet.Shape]string{fleet.Service: "services", fleet.Pool: "workerPools", fleet.Job: "jobs", fleet.Instance: "instances"}[shape]
+	return &fleet.Target{
+		Meta: fleet.Meta{Name: name}, Runtime: fleet.RuntimeCloudRun, Shapes: []fleet.Shape{shape}, Capacity: fleet.Capacity{Runs: 2},
+		Resource: "projects/p/locations/r/" + collection + "/" + name,
+	}
+}
+
+func shaped(s fleet.Shape) func(*fleet.Agent) { return func(a *fleet.Agent) { a.Shape = s } }
+
+func submitAt(t *testing.T, p *Plane, s Submission) *run.Record {
+	t.Helper()
+	out := p.Submit(t.Context(), []Submission{s})[0]
+	if out.Err != nil {
+		t.Fatal(out.Err)
+	}
+	return out.Run
+}
+
+// last is the newest assignment that the runtime was given.
+func (d *district) last() runtime.Assignment {
+	d.t.Helper()
+	d.x.mu.Lock()
+	defer d.x.mu.Unlock()
+	if len(d.x.started) == 0 {
+		d.t.Fatal("nothing was started")
+	}
+	return d.x.started[len(d.x.started)-1]
+}
+
+func TestARunThatAnyProcessAcceptedIsPlaced(t *testing.T) {
+	for name, find := range map[string]func(d *district){
+		"as soon as the leader hears of it": func(d *district) { d.deliver() },
+		"by the next tick, when the message is lost": func(d *district) {
+			d.others()
+			d.post.sent = nil
+			d.p.Tick(d.t.Context())
+			d.settle()
+		},
+		"by a tick at a process that does not lead": func(d *district) {
+			d.others()
+			d.post.sent = nil
+			d.c.Tick(d.t.Context())
+			d.deliver()
+		},
+		"after an outage of the bus": func(d *district) {
+			d.post.away = errors.New("no broker")
+			d.others()
+			d.post.away = nil
+			d.pass(tellAgain)
+			d.deliver()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := newDistrict(t, agentNamed("echo"), cloudTarget("pool", fleet.Pool))
+			r := submitAt(t, d.b, Submission{Agent: "echo"})
+			if len(d.x.started) != 0 {
+				t.Fatal("placed by a process that does not lead")
+			}
+			find(d)
+			if a := d.last(); a.Run != r.ID || a.Ticket == "" || a.Token != "" || len(a.Input) != 0 {
+				t.Fatalf("started %+v, want a hand-over of %s with a ticket and nothing else", a, r.ID)
+			}
+		})
+	}
+}
+
+func TestAClaim(t *testing.T) {
+	d := newDistrict(t, agentNamed("echo"), cloudTarget("pool", fleet.Pool))
+	r := d.submit(Submission{Agent: "echo", Input: json.RawMessage(`{"x":1}`)})
+	a := d.last()
+	claim := func(p *Plane, worker, attempt, ticket string) (runtime.Assignment, error) {
+		return p.Claim(t.Context(), Claim{Attempt: attempt, Worker: worker, Ticket: ticket})
+	}
+	t.Run("with a ticket that is none is refused", func(t *testing.T) {
+		var refusal *Refusal
+		if _, err := claim(d.b, "w1", a.ID(), strings.Repeat("A", len(a.Ticket))); !errors.As(err, &refusal) || refusal.Code != CodeForbidden {
+			t.Errorf("%v", err)
+		}
+	})
+	t.Run("by whom it is not for is refused", func(t *testing.T) {
+		var refusal *Refusal
+		_, err := d.b.Claim(t.Context(), Claim{Attempt: a.ID(), Worker: "w1", Ticket: a.Ticket, May: func(string) bool { return false }})
+		if !errors.As(err, &refusal) || refusal.Code != CodeForbidden {
+			t.Errorf("%v", err)
+		}
+	})
+	t.Run("gives the attempt once, at any process", func(t *testing.T) {
+		got, err := claim(d.b, "w1", a.ID(), a.Ticket)
+		if err != nil || string(got.Input) != `{"x":1}` || got.Token == "" || got.ID() != a.ID() {
+			t.Fatalf("%+v, %v", got, err)
+		}
+		if _, err := claim(d.c, "w2", a.ID(), a.Ticket); !errors.Is(err, run.ErrFenced) {
+			t.Errorf("another worker: %v", err)
+		}
+		if again, err := claim(d.c, "w1", a.ID(), a.Ticket); err != nil || again.ID() != a.ID() {
+			t.Errorf("the same worker again: %v", err)
+		}
+		d.deliver()
+		wantState(t, d.get(r.ID), run.Running, "")
+	})
+	t.Run("is known by the worker's heartbeat at any process", func(t *testing.T) {
+		beat := WorkerBeat{Worker: "w1", Target: "pool", Agents: []string{"echo"}, Slots: 1, Attempts: []string{a.ID(), r.ID + ".7", "gone.1"}}
+		for name, p := range map[string]*Plane{"the leader": d.p, "another": d.b} {
+			if s, err := p.Beat(t.Context(), beat); err != nil || len(s.Attempts) != 1 || s.Attempts[0].ID != a.ID() || s.Attempts[0].Cancel {
+				t.Errorf("%s: %+v, %v", name, s, err)
+			}
+		}
+	})
+	t.Run("holds as long as heartbeats come, by whichever process", func(t *testing.T) {
+		for range 6 {
+			d.passing(10 * time.Second)
+			if _, err := d.c.Beat(t.Context(), WorkerBeat{Worker: "w1", Target: "pool", Agents: []string{"echo"}, Slots: 1, Attempts: []string{a.ID()}}); err != nil {
+				t.Fatal(err)
+			}
+			d.deliver()
+		}
+		wantState(t, d.get(r.ID), run.Running, "")
+	})
+	t.Run("hears of a cancel at any process", func(t *testing.T) {
+		if _, err := d.b.Cancel(t.Context(), r.ID, CancelRequest{}); err != nil {
+			t.Fatal(err)
+		}
+		s, err := d.c.Beat(t.Context(), WorkerBeat{Worker: "w1", Target: "pool", Agents: []string{"echo"}, Slots: 1, Attempts: []string{a.ID()}})
+		if err != nil || len(s.Attempts) != 1 || !s.Attempts[0].Cancel {
+			t.Fatalf("heartbeat: %+v, %v", s, err)
+		}
+		res := d.c.Report(t.Context(), []runtime.Report{{Type: runtime.Beat, Run: r.ID, N: 1}})[0]
+		if res.Err != nil || !res.Cancel || res.Deadline == 0 {
+			t.Fatalf("report: %+v", res)
+		}
+		d.deliver()
+		if _, told := d.x.stopped[a.ID()]; !told {
+			t.Error("the leader's runtime was not told to stop it")
+		}
+	})
+	t.Run("of an attempt that is over is fenced", func(t *testing.T) {
+		d.b.Report(t.Context(), []runtime.Report{{Type: runtime.Failed, Run: r.ID, N: 1, Worker: "w1", Class: run.ClassCanceled}})
+		d.deliver()
+		wantState(t, d.get(r.ID), run.Canceled, run.CanceledByRequest)
+		if _, err := claim(d.p, "w1", a.ID(), a.Ticket); !errors.Is(err, run.ErrFenced) {
+			t.Errorf("%v", err)
+		}
+	})
+}
+
+func TestAnAttemptWhoseClaimantFallsSilentIsLost(t *testing.T) {
+	d := newDistrict(t, agentNamed("echo"), cloudTarget("pool", fleet.Pool))
+	r := d.submit(Submission{Agent: "echo"})
+	a := d.last()
+	if _, err := d.b.Claim(t.Context(), Claim{Attempt: a.ID(), Worker: "w1", Ticket: a.Ticket}); err != nil {
+		t.Fatal(err)
+	}
+	d.deliver()
+	d.passing(d.p.cfg.WorkerLease + 10*time.Second)
+	if got := d.get(r.ID); got.Attempt != 2 || got.Attempts[0].Class != run.ClassLost {
+		t.Fatalf("run is %s in attempt %d: %+v", got.State, got.Attempt, got.Attempts)
+	}
+	// What the first one still says changes nothing: case F07.
+	res := d.b.Report(t.Context(), []runtime.Report{{Type: runtime.Completed, Run: r.ID, N: 1, Worker: "w1", Output: json.RawMessage(`1`)}})[0]
+	if !errors.Is(res.Err, run.ErrFenced) {
+		t.Fatalf("report of the lost attempt: %+v", res)
+	}
+}
+
+func TestAHandOverThatNobodyTookComesAgain(t *testing.T) {
+	for name, give := range map[string]func(d *district, a runtime.Assignment){
+		"when the broker gave it up": func(d *district, a runtime.Assignment) {
+			if err := d.b.Undelivered(t.Context(), a.ID(), a.Ticket, "5 deliveries failed"); err != nil {
+				d.t.Fatal(err)
+			}
+			d.deliver()
+		},
+		"when its time is over": func(d *district, _ runtime.Assignment) { d.passing(startByCloud + time.Second) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := newDistrict(t, agentNamed("echo"), cloudTarget("pool", fleet.Pool))
+			r := d.submit(Submission{Agent: "echo"})
+			first := d.last()
+			give(d, first)
+			if next := d.last(); next.Run != r.ID || next.N != 2 || next.Ticket == first.Ticket {
+				t.Fatalf("started %+v", next)
+			}
+			if got := d.get(r.ID); got.Spent != 0 {
+				t.Errorf("%d attempts spent", got.Spent)
+			}
+			if _, err := d.b.Claim(t.Context(), Claim{Attempt: first.ID(), Worker: "w1", Ticket: first.Ticket}); !errors.Is(err, run.ErrFenced) {
+				t.Errorf("the late copy claims: %v", err)
+			}
+		})
+	}
+}
+
+func TestUndeliveredIsNothingToAnAttemptThatWasClaimed(t *testing.T) {
+	d := newDistrict(t, agentNamed("echo"), cloudTarget("pool", fleet.Pool))
+	r := d.submit(Submission{Agent: "echo"})
+	a := d.last()
+	if _, err := d.p.Claim(t.Context(), Claim{Attempt: a.ID(), Worker: "w1", Ticket: a.Ticket}); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.p.Undelivered(t.Context(), a.ID(), a.Ticket, "late"); err != nil {
+		t.Fatal(err)
+	}
+	wantState(t, d.get(r.ID), run.Running, "")
+	var refusal *Refusal
+	if err := d.p.Undelivered(t.Context(), a.ID(), "forged", "x"); !errors.As(err, &refusal) || refusal.Code != CodeForbidden {
+		t.Errorf("forged: %v", err)
+	}
+}
+
+func TestATaskThatWasStartedByHand(t *testing.T) {
+	d := newDistrict(t, agentNamed("echo", shaped(fleet.Job)), cloudTarget("job", fleet.Job))
+	begin := func(p *Plane, restarts int) (Begun, error) {
+		return p.Begin(t.Context(), Beginning{
+			Worker: "exec-1-0", Execution: "exec-1", Restarts: restarts, Submission: Submission{Agent: "echo", Input: json.RawMessage(`{}`)},
+		})
+	}
+	first, err := begin(d.b, 0)
+	if err != nil || first.Assignment == nil || first.Assignment.Index == nil {
+		t.Fatalf("%+v, %v", first, err)
+	}
+	d.deliver()
+	id := first.Run.ID
+	wantState(t, d.get(id), run.Running, "")
+	if again, err := begin(d.c, 0); err != nil || again.Assignment.ID() != first.Assignment.ID() {
+		t.Fatalf("a repeated call: %+v, %v", again, err)
+	}
+	second, err := begin(d.c, 1)
+	if err != nil || second.Run.ID != id || second.Assignment.N != 2 {
+		t.Fatalf("the platform's retry: %+v, %v", second, err)
+	}
+	d.deliver()
+	res := d.b.Report(t.Context(), []runtime.Report{
+		{Type: runtime.Completed, Run: id, N: 1, Worker: "exec-1-0"},
+		{Type: runtime.Completed, Run: id, N: 2, Worker: "exec-1-0", Output: json.RawMessage(`7`)},
+	})
+	if !errors.Is(res[0].Err, run.ErrFenced) || res[1].Err != nil {
+		t.Fatalf("reports: %+v", res)
+	}
+	d.deliver()
+	if over, err := begin(d.b, 2); err != nil || over.Assignment != nil || over.Run.State != run.Succeeded {
+		t.Fatalf("a retry of what has succeeded: %+v, %v", over, err)
+	}
+}
+
+func TestAHandlerThatIsCalledTwiceUnderOneKeyBeginsOnce(t *testing.T) {
+	d := newDistrict(t, agentNamed("echo", shaped(fleet.Service)), cloudTarget("svc", fleet.Service))
+	begin := func(p *Plane, worker string) (Begun, error) {
+		return p.Begin(t.Context(), Beginning{Worker: worker, Submission: Submission{Agent: "echo", Key: "order-1"}})
+	}
+	first, err := begin(d.b, "svc-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var refusal *Refusal
+	if _, err := begin(d.c, "svc-2"); !errors.As(err, &refusal) || refusal.Code != CodeConflict || refusal.RetryAfter == 0 {
+		t.Errorf("while it runs: %v", err)
+	}
+	d.c.Report(t.Context(), []runtime.Report{{Type: runtime.Completed, Run: first.Run.ID, N: 1, Worker: "svc-1", Output: json.RawMessage(`1`)}})
+	if over, err := begin(d.p, "svc-2"); err != nil || over.Assignment != nil || over.Run.State != run.Succeeded {
+		t.Errorf("afterwards: %+v, %v", over, err)
+	}
+}
+
+// over lets process b take over from one that died.
+func (d *district) over() {
+	d.t.Helper()
+	d.post.sent = nil
+	d.p = d.b
+	d.passing(leadPeriod + 2*time.Second)
+	if !d.p.leads() {
+		d.t.Fatal("nobody took over")
+	}
+}
+
+func TestWhoTakesOverTellsAgainOfWhatNobodyClaimed(t *testing.T) {
+	d := newDistrict(t, agentNamed("echo"), cloudTarget("pool", fleet.Pool))
+	r := d.submit(Submission{Agent: "echo"})
+	a := d.last()
+	d.x.started = nil
+	d.over()
+	if again := d.last(); again.ID() != a.ID() {
+		t.Fatalf("started %+v, want %s again", again, a.ID())
+	}
+	if _, err := d.p.Claim(t.Context(), Claim{Attempt: a.ID(), Worker: "w1", Ticket: a.Ticket}); err != nil {
+		t.Fatalf("the ticket of the last leader: %v", err)
+	}
+	wantState(t, d.get(r.ID), run.Running, "")
+}
+
+func TestARequestWhoseLeaderDied(t *testing.T) {
+	serve := func(t *testing.T) (*district, *run.Record) {
+		d := newDistrict(t, agentNamed("echo", shaped(fleet.Service)), cloudTarget("svc", fleet.Service))
+		r := d.submit(Submission{Agent: "echo"})
+		if a := d.last(); a.Token == "" || a.Ticket != "" {
+			t.Fatalf("started %+v, want the whole attempt", a)
+		}
+		d.report(runtime.Report{Type: runtime.Started, Run: r.ID, N: 1})
+		d.over()
+		return d, r
+	}
+	t.Run("goes on while its handler says that it lives, and ends by itself", func(t *testing.T) {
+		d, r := serve(t)
+		for range 5 {
+			d.report(runtime.Report{Type: runtime.Beat, Run: r.ID, N: 1})
+			d.pass(5 * time.Second)
+		}
+		wantState(t, d.get(r.ID), run.Running, "")
+		if res := d.report(runtime.Report{Type: runtime.Completed, Run: r.ID, N: 1, Output: json.RawMessage(`1`)}); res.Err != nil {
+			t.Fatal(res.Err)
+		}
+		wantState(t, d.get(r.ID), run.Succeeded, "")
+	})
+	t.Run("is lost when its handler is silent for a worker's lease", func(t *testing.T) {
+		d, r := serve(t)
+		d.passing(d.p.cfg.WorkerLease + 10*time.Second)
+		if got := d.get(r.ID); got.Attempt != 2 || got.Attempts[0].Class != run.ClassLost {
+			t.Fatalf("run is %s in attempt %d: %+v", got.State, got.Attempt, got.Attempts)
+		}
+	})
+}
+
+func TestWhatIsDeclaredAtOneProcessIsKnownByAll(t *testing.T) {
+	d := newDistrict(t, cloudTarget("pool", fleet.Pool))
+	if _, err := d.b.Apply(t.Context(), fleetOf(agentNamed("late")), ApplyOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	submitAt(t, d.c, Submission{Agent: "late"}) // it looks once more before it says that there is none
+	d.deliver()
+	if a := d.last(); a.Agent.Name() != "late" {
+		t.Fatalf("started %+v", a)
+	}
+	if _, err := d.b.Apply(t.Context(), fleetOf(agentNamed("late", func(a *fleet.Agent) { a.Version = "2" })), ApplyOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	d.deliver()
+	d.pass(leadRenew)
+	d.pass(time.Second)
+	d.others()
+	for name, p := range map[string]*Plane{"a": d.p, "c": d.c} {
+		if got, err := p.DeclaredOne(t.Context(), fleet.KindAgent, "late"); err != nil || got.Revision != 2 {
+			t.Errorf("process %s has revision %d, %v", name, got.Revision, err)
+		}
+	}
+}
+
+func TestWhoFollowsARunSeesWhatOtherProcessesWrite(t *testing.T) {
+	d := newDistrict(t, agentNamed("echo"))
+	r := d.submit(Submission{Agent: "echo"})
+	changed, done := d.c.Follow(r.ID)
+	defer done()
+	all, end := d.c.Watch(t.Context(), 100)
+	defer end()
+	d.pass(gazeEvery)
+	d.others()
+	<-changed // it looks for the first time
+	<-all
+	if _, err := d.p.Suspend(t.Context(), r.ID, "ann"); err != nil {
+		t.Fatal(err)
+	}
+	d.pass(gazeEvery)
+	d.others()
+	select {
+	case <-changed:
+	default:
+		t.Error("nothing was signaled")
+	}
+	if c := <-all; c.Run != nil {
+		t.Errorf("change %+v, want word that others may have changed any", c)
+	}
+	d.pass(gazeEvery)
+	d.others()
+	select {
+	case <-changed:
+		t.Error("signaled without a change")
+	default:
+	}
+}
+
+func TestLogsComeByAnyProcessWithinTheirBound(t *testing.T) {
+	d := newDistrict(t, agentNamed("echo"), cloudTarget("pool", fleet.Pool))
+	r := d.submit(Submission{Agent: "echo"})
+	a := d.last()
+	if _, err := d.b.Claim(t.Context(), Claim{Attempt: a.ID(), Worker: "w1", Ticket: a.Ticket}); err != nil {
+		t.Fatal(err)
+	}
+	line := runtime.LogLine{Stream: "agent", Text: strings.Repeat("x", runtime.MaxLogLine)}
+	for range runtime.MaxLogBytes/runtime.MaxLogLine + 10 {
+		if res := d.b.Report(t.Context(), []runtime.Report{{Type: runtime.Logged, Run: r.ID, N: 1, Logs: []runtime.LogLine{line}}})[0]; res.Err != nil {
+			t.Fatal(res.Err)
+		}
+	}
+	lines, _, err := d.c.Logs(t.Context(), r.ID, "", 1000)
+	if err != nil || len(lines) > runtime.MaxLogBytes/runtime.MaxLogLine+1 || !strings.Contains(lines[len(lines)-1].Text, "log cut here") {
+		t.Fatalf("%d lines, %v", len(lines), err)
+	}
+	if res := d.b.Report(t.Context(), []runtime.Report{{Type: runtime.Logged, Run: r.ID, N: 9, Logs: []runtime.LogLine{line}}})[0]; !errors.Is(res.Err, run.ErrFenced) {
+		t.Errorf("of a stale attempt: %v", res.Err)
+	}
+}
+
+func TestWhatCannotBeToldIsBounded(t *testing.T) {
+	d := newDistrict(t, agentNamed("echo"))
+	d.post.away = errors.New("no broker")
+	for i := range maxTold + 2 {
+		d.b.tellRun(fmt.Sprint("run", i))
+	}
+	d.b.relay.mu.Lock()
+	defer d.b.relay.mu.Unlock()
+	if n := len(d.b.relay.runs); n > 2 || !d.b.relay.tick {
+		t.Errorf("%d runs are kept to be told, and a tick: %t", n, d.b.relay.tick)
+	}
+}
+
+func TestANoticeThatIsNoneIsDroppedAndOneForAnotherIsGivenBack(t *testing.T) {
+	d := newDistrict(t)
+	if err := d.p.Take(t.Context(), []byte(`{"runs":`)); err != nil {
+		t.Errorf("%v: it would come again without end", err)
+	}
+	if err := d.b.Take(t.Context(), []byte(`{"tick":true}`)); err == nil {
+		t.Error("a process that does not lead took it")
+	}
+}
