@@ -1,6 +1,7 @@
 package oidc
 
 import (
+	"os"
 	"strings"
 	"testing"
 
@@ -42,6 +43,21 @@ tokens:
 		t.Errorf("(-want +got):\n%s", d)
 	}
 	if _, err := New(f, Options{}); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestTheFileOfTheGuideIsGood(t *testing.T) {
+	guide, err := os.ReadFile("../../../docs/guides/identity.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, found := strings.Cut(string(guide), "```yaml\n")
+	text, _, ends := strings.Cut(rest, "```")
+	if !found || !ends {
+		t.Fatal("the guide shows no file")
+	}
+	if _, err := Read("identity.md", strings.NewReader(text)); err != nil {
 		t.Error(err)
 	}
 }
