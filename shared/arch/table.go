@@ -106,6 +106,7 @@ func House() Rules {
 
 			"api":                 {Layer: doors},
 			"agent":               {Layer: doors, Beside: []string{"api"}},
+			"host":                {Layer: doors, Beside: []string{"agent", "api"}}, // of attempts of others, for workers
 			"server/dashboard":    {Layer: doors, Beside: []string{"api"}},
 			"server":              {Layer: doors, Beside: []string{"api", "server/dashboard"}},
 			"server/oidc":         {Layer: doors, Beside: []string{"server"}},
@@ -117,7 +118,7 @@ func House() Rules {
 			"cli/internal/report": {Layer: doors, Beside: []string{"cli/internal/render"}},
 			"cli/internal/bench":  {Layer: doors, Beside: []string{"agent", "api", "internal/seed", "node", "version"}},
 			"cli": {Layer: doors, Beside: []string{
-				"agent", "api", "config", "node", "version",
+				"agent", "api", "config", "host", "node", "version",
 				"cli/internal/bench", "cli/internal/board", "cli/internal/inputs", "cli/internal/render", "cli/internal/report",
 			}},
 

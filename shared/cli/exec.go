@@ -2,12 +2,8 @@ package cli
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"log/slog"
-	"os"
-	"os/exec"
 	"strconv"
 	"strings"
 	"time"
@@ -18,10 +14,7 @@ import (
 	"github.com/errand-run/errand/shared/api"
 	"github.com/errand-run/errand/shared/cli/internal/render"
 	"github.com/errand-run/errand/shared/fleet"
-	"github.com/errand-run/errand/shared/run"
-	"github.com/errand-run/errand/shared/runtime"
-	"github.com/errand-run/errand/shared/runtime/process"
-	"github.com/errand-run/errand/shared/runtime/stdio"
+	"github.com/errand-run/errand/shared/host"
 )
 
 // execFlags are what exec is asked for. Each has a variable of the environment for use as a container's entrypoint.
@@ -103,154 +96,23 @@ func (a *app) execDefaults(cmd *cobra.Command, f *execFlags) error {
 // host serves runs until the context ends or the server asks to drain, and then drains.
 func (a *app) host(ctx context.Context, command []string, f *execFlags) error {
 	// 1. What every run needs must be there before the first one is taken.
-	if _, err := exec.LookPath(command[0]); err != nil {
-		return fmt.Errorf("exec %s: %s; is the program installed, and its name right?", render.Clean(command[0]), cause(err))
-	}
-	dir, err := os.Getwd()
-	if err != nil {
-		return fmt.Errorf("exec %s: %w", command[0], err)
-	}
 	client, err := a.client()
 	if err != nil {
 		return err
 	}
 	log := slog.New(slog.NewTextHandler(a.err, nil))
-	programs, err := process.NewHost(process.Options{Warden: true, Logger: log})
+	program, err := host.NewProgram(command, client.URL(), log)
 	if err != nil {
-		return fmt.Errorf("exec %s: %w", command[0], err)
+		return fmt.Errorf("exec %s: %s; is the program installed, and its name right?", render.Clean(command[0]), cause(err))
 	}
-	defer func() {
-		if err := programs.Close(); err != nil {
-			log.Warn("programs may be left", "error", err)
-		}
-	}()
+	defer program.Close()
 	// 2. Serve.
-	e := &executor{
-		programs: programs, url: client.URL(),
-		run: fleet.Run{Command: command, Dir: dir, Env: ownEnvironment(os.Environ()), Protocol: fleet.Stdio},
-	}
 	worker, err := agent.NewHost(client, agent.HostOptions{
-		Worker: f.worker, Target: f.target, Agents: f.agents, Slots: f.slots, Handle: e.handle, Grace: noneIfZero(f.grace), Log: log,
+		Worker: f.worker, Target: f.target, Agents: f.agents, Slots: f.slots, Handle: program.Handle, Grace: host.NoneIfZero(f.grace), Log: log,
 	})
 	if err != nil {
 		return fmt.Errorf("exec %s: %w", command[0], err)
 	}
 	log.Info("waiting for runs", "server", client.URL(), "worker", worker.Worker(), "agents", strings.Join(f.agents, ","), "slots", f.slots)
 	return worker.Run(ctx)
-}
-
-// noneIfZero is a grace as HostOptions takes it, where 0 means the default.
-func noneIfZero(d time.Duration) time.Duration {
-	if d == 0 {
-		return -1
-	}
-	return d
-}
-
-// ownEnvironment is what the program inherits: everything but what tells exec itself, its token before all, what to do.
-func ownEnvironment(environ []string) map[string]string {
-	vars := make(map[string]string)
-	for _, pair := range environ {
-		if name, value, ok := strings.Cut(pair, "="); ok && name != "" && !strings.HasPrefix(name, "ERRAND_") {
-			vars[name] = value
-		}
-	}
-	return vars
-}
-
-// executor runs attempts as processes.
-type executor struct {
-	programs *process.Host
-	url      string
-	run      fleet.Run
-}
-
-// Graces between SIGTERM and SIGKILL. One for a process that drains is shorter than the time the worker then waits
-// before it hands the run back: the program must be gone by then.
-const (
-	stopGrace  = 10 * time.Second
-	drainGrace = 700 * time.Millisecond
-)
-
-// handle executes one attempt.
-func (e *executor) handle(ctx context.Context, a *agent.Attempt) agent.Result {
-	// 1. Start the program.
-	x, err := stdio.Start(e.assignment(a), stdio.Options{
-		Host: e.programs, URL: e.url, Grace: stopGrace,
-		Logs: func(lines []runtime.LogLine) {
-			for _, l := range lines {
-				a.Log(l.Stream, l.Text)
-			}
-		},
-	})
-	if err != nil {
-		return agent.Result{Err: &api.AgentError{Class: agent.ClassInfrastructure, Code: string(run.StartFailed), Message: err.Error()}}
-	}
-	// 2. Wait for its end, and bring it about when the attempt is over for another reason.
-	select {
-	case <-x.Done():
-	case <-ctx.Done():
-		x.Stop(stopReason(context.Cause(ctx)))
-		<-x.Done()
-	}
-	return result(x.Report())
-}
-
-func (e *executor) assignment(a *agent.Attempt) runtime.Assignment {
-	kind := &fleet.Agent{Run: e.run}
-	kind.Meta.Name = a.Agent
-	out := runtime.Assignment{
-		Run: a.Run, N: a.N, Agent: kind, Tenant: a.Tenant, Unit: a.Key, Mode: a.Mode, Input: a.Input, Token: a.Token,
-		Labels: a.Labels, Trace: a.Traceparent, Session: a.Session, State: a.State, Index: a.Index, Completions: a.Completions,
-	}
-	if !a.Deadline.IsZero() {
-		out.Deadline = run.At(a.Deadline.Time)
-	}
-	for _, s := range a.Steps {
-		step := runtime.Step{Name: s.Name, Seq: s.Seq, Result: s.Result}
-		if s.Error != nil {
-			step.Error, _ = json.Marshal(s.Error) // of plain fields: cannot fail
-		}
-		out.Steps = append(out.Steps, step)
-	}
-	return out
-}
-
-// stopReason says why an attempt is stopped, from the cause of its context, and how long the program gets.
-func stopReason(cause error) (run.Reason, time.Duration) {
-	var canceled *agent.CanceledError
-	switch {
-	case errors.As(cause, &canceled) && canceled.Reason != "":
-		return run.Reason(canceled.Reason), stopGrace
-	case errors.Is(cause, context.DeadlineExceeded):
-		return run.AttemptTimeout, stopGrace
-	case errors.Is(cause, agent.ErrDraining):
-		return run.CanceledByRequest, drainGrace
-	}
-	return run.CanceledByRequest, stopGrace
-}
-
-// result is a report as the worker protocol's host takes it.
-func result(r runtime.Report) agent.Result {
-	out := agent.Result{Output: r.Output, Score: r.Score, Session: r.Session}
-	if r.Usage != nil {
-		out.Usage = &api.Usage{InputTokens: r.Usage.InputTokens, OutputTokens: r.Usage.OutputTokens, USD: r.Usage.USD}
-	}
-	switch r.Type {
-	case runtime.Parked:
-		out.Park = &api.Park{On: string(r.Park.On), Step: r.Park.Step, Name: r.Park.Name}
-		if r.Park.Until != 0 {
-			out.Park.Until = &api.Time{Time: r.Park.Until.Time()}
-		}
-	case runtime.Failed:
-		out.Err = &api.AgentError{Class: string(r.Class), Code: r.Code, Message: r.Message}
-		if r.Final {
-			final := false
-			out.Err.Retryable = &final
-		}
-		if r.RetryIn > 0 {
-			out.Err.RetryAfter = (*api.Duration)(&r.RetryIn)
-		}
-	}
-	return out
 }
