@@ -55,9 +55,9 @@ func Main(m interface{ Run() int }) int {
 
 // ofBinary are the emulators of this test binary.
 var ofBinary = map[Kind]*struct {
-	once sync.Once
-	e    *Emulator
-	err  error
+	once, shown sync.Once
+	e           *Emulator
+	err         error
 }{KindFirestore: {}, KindPubSub: {}}
 
 func shared(t TB, kind Kind) string {
@@ -75,7 +75,8 @@ func shared(t TB, kind Kind) string {
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("last output of the %s emulator on %s:\n%s", kind, o.e.Addr, lastWords(o.e.Output()))
+			// With the first failure alone: those that follow it would show the same.
+			o.shown.Do(func() { t.Logf("last output of the %s emulator on %s:\n%s", kind, o.e.Addr, lastWords(o.e.Output())) })
 		}
 	})
 	return o.e.Addr

@@ -29,6 +29,8 @@ const (
 	// Within fieldDoc.
 	fieldVersion = "version"
 	fieldToken   = "token"
+	fieldPrior   = "prior" // token of the version before
+	fieldFirst   = "first" // token of the unit that created the document
 	fieldAttempt = "attempt"
 	fieldBody    = "body"
 	fieldParts   = "parts" // how many hold the body
@@ -45,7 +47,7 @@ const lanes = 16
 // headMask asks for what a head needs, and for no body.
 func headMask() *pb.DocumentMask {
 	paths := []string{fieldID}
-	for _, f := range []string{fieldVersion, fieldToken, fieldAttempt, fieldParts} {
+	for _, f := range []string{fieldVersion, fieldToken, fieldPrior, fieldFirst, fieldAttempt, fieldParts} {
 		paths = append(paths, fieldDoc+"."+f)
 	}
 	return &pb.DocumentMask{FieldPaths: paths}
@@ -57,12 +59,15 @@ func bytesOf(b []byte) *pb.Value {
 	return &pb.Value{ValueType: &pb.Value_BytesValue{BytesValue: b}}
 }
 
-// encode makes the fields of a document whose body is inline, or in parts when there are some.
-func encode(d *store.Doc, token string, parts int) map[string]*pb.Value {
+// encode makes the fields of a document as it will be; its body is inline, or in parts when h says so.
+func encode(d *store.Doc, h head) map[string]*pb.Value {
 	// 1. What every document has.
-	inner := map[string]*pb.Value{fieldVersion: number(d.Version), fieldToken: text(token)}
-	if parts > 0 {
-		inner[fieldParts], inner[fieldSize] = number(int64(parts)), number(int64(len(d.Body)))
+	inner := map[string]*pb.Value{fieldVersion: number(d.Version), fieldToken: text(h.token), fieldFirst: text(h.first)}
+	if h.prior != "" {
+		inner[fieldPrior] = text(h.prior)
+	}
+	if h.parts > 0 {
+		inner[fieldParts], inner[fieldSize] = number(int64(h.parts)), number(int64(len(d.Body)))
 	} else if len(d.Body) > 0 {
 		inner[fieldBody] = bytesOf(d.Body)
 	}
@@ -117,6 +122,7 @@ func decode(kind store.Kind, d *pb.Document) (stored, error) {
 		head: head{
 			version: inner[fieldVersion].GetIntegerValue(), attempt: inner[fieldAttempt].GetIntegerValue(),
 			updated: d.GetUpdateTime().AsTime(), token: inner[fieldToken].GetStringValue(),
+			prior: inner[fieldPrior].GetStringValue(), first: inner[fieldFirst].GetStringValue(),
 			parts: int(inner[fieldParts].GetIntegerValue()),
 		},
 		size: int(inner[fieldSize].GetIntegerValue()),

@@ -212,7 +212,7 @@ func TestEveryStoredFieldIsExemptOrListed(t *testing.T) {
 		if kind == store.KindRun {
 			d.Index = &store.Index{Tenant: "t", Agent: "a", Parent: "p", Root: "r", Worker: "w", Attempt: 1, CreatedAt: 1, WakeAt: 1, Shard: 1}
 		}
-		for field := range encode(&d, "token", 0) {
+		for field := range encode(&d, head{token: "token", prior: "prior", first: "first"}) {
 			if indexed := !exempt[Field{collection, field}]; indexed != (field == fieldID) {
 				t.Errorf("field %s of %s has automatic indexes: %v", field, collection, indexed)
 			}

@@ -11,6 +11,8 @@ type head struct {
 	attempt int64 // of a run
 	updated time.Time
 	token   string // of the unit that wrote it
+	prior   string // of the unit that wrote the version before; "" for none
+	first   string // of the unit that created the document
 	parts   int    // of its body
 }
 

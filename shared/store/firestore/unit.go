@@ -191,14 +191,15 @@ func (w *work) refusal() (error, knowledge) {
 	return guessed, guess
 }
 
-// found reports whether what was read shows that the unit was applied: a document holds its token or, where it puts
-// none, all that it deletes is gone. Who deleted it is not to be seen then; it is gone at the version that was asked for.
+// found reports whether what was read shows that the unit was applied: a document that it put holds its token, also as
+// that of the version before or of its creator, or, where it puts none, all that it deletes is gone. Who deleted it is
+// not to be seen then; it is gone at the version that was asked for.
 func (w *work) found() bool {
 	puts := false
 	for i := range w.targets {
 		switch t := &w.targets[i]; {
 		case !t.deletes():
-			if puts = true; t.head.token == w.token {
+			if puts = true; t.head.token == w.token || t.head.prior == w.token || t.head.first == w.token {
 				return true
 			}
 		case t.head.version != 0:
@@ -208,22 +209,18 @@ func (w *work) found() bool {
 	return !puts && len(w.targets) > 0
 }
 
-// absent reports whether what was read shows that the unit was not applied: a document that it puts is not there, or
-// has a version that none has after the unit's own.
+// absent reports whether what was read shows that the unit was not applied: a document stands at the version that the
+// unit expects or at one that none has after the unit's own, or was created by another.
 func (w *work) absent() bool {
 	for i := range w.targets {
 		t := &w.targets[i]
 		switch {
-		case t.write == nil || t.head.token == w.token:
-		case t.write.Delete:
-			if t.head.version != 0 && t.head.version == t.write.Expect {
-				return true
-			}
-		case t.head.version == 0:
-			if t.write.Expect == 0 {
-				return true
-			}
-		case t.head.version <= t.write.Version && t.write.Expect != store.AnyVersion:
+		case t.write == nil, t.write.Expect == store.AnyVersion:
+		case t.write.Expect == 0:
+			return true // found would have met its creator
+		case t.write.Delete && t.head.version == t.write.Expect:
+			return true
+		case !t.write.Delete && t.head.version != 0 && t.head.version <= t.write.Version:
 			return true
 		}
 	}
@@ -256,7 +253,10 @@ func (t *target) size() int {
 
 // after is the head of the document once it is written.
 func (t *target) after(token string, updated time.Time) head {
-	h := head{version: t.write.Version, updated: updated, token: token, parts: t.parts}
+	h := head{version: t.write.Version, updated: updated, token: token, prior: t.head.token, first: t.head.first, parts: t.parts}
+	if t.head.version == 0 {
+		h.first = token
+	}
 	if t.write.Index != nil {
 		h.attempt = t.write.Index.Attempt
 	}
@@ -275,7 +275,7 @@ func (s *Store) encodeTarget(w *work, t *target) *pb.Write {
 		out.Operation = &pb.Write_Delete{Delete: s.path(t.name)}
 		return out
 	}
-	out.Operation = &pb.Write_Update{Update: &pb.Document{Name: s.path(t.name), Fields: encode(&t.write.Doc, w.token, t.parts)}}
+	out.Operation = &pb.Write_Update{Update: &pb.Document{Name: s.path(t.name), Fields: encode(&t.write.Doc, t.after(w.token, time.Time{}))}}
 	return out
 }
 
