@@ -177,7 +177,7 @@ func House() Rules {
 			"cloud.google.com/go/iam":                    {"twin"}, // its messages are in Cloud Run's services
 			"cloud.google.com/go/longrunning":            {"twin"}, // so are these
 			"google.golang.org/genproto":                 {"twin"}, // and these
-			"golang.org/x/time/rate":                     {"twin"},
+			"golang.org/x/time/rate":                     {"runtime/cloudrun", "twin"},
 			"cloud.google.com/go/pubsub/v2":              {"bus/pubsub"},
 			"cloud.google.com/go/run":                    {"runtime/cloudrun", "twin"},
 			"google.golang.org/api":                      {"bus/pubsub", "runtime/cloudrun", "store/firestore", "twin"},

@@ -35,6 +35,11 @@ type attempt struct {
 	kill    *time.Timer // ends the grace of a stop
 	killAt  time.Time
 	cancel  context.CancelCauseFunc // of its request
+
+	execution *execution // that carries it, or is looked for
+	index     int        // of its task
+	doomed    bool       // it did not end within its grace: its execution is cancelled, if nobody else is in it
+	stray     bool       // on the books for a stop alone: a process before this one may have started it
 }
 
 // killAfter sets the end of a stop's grace. Stopping again can shorten it, never prolong it. Needs the lock.
@@ -46,8 +51,10 @@ func (x *attempt) killAfter(grace time.Duration, kill func()) {
 	x.killAt, x.kill = at, time.AfterFunc(grace, kill)
 }
 
-// giveUp ends its request, if it has one.
-func (x *attempt) giveUp(why error) {
+// giveUp ends its request, if it has one by now.
+func (rt *Runtime) giveUp(x *attempt, why error) {
+	rt.mu.Lock()
+	defer rt.mu.Unlock()
 	if x.cancel != nil {
 		x.cancel(why)
 	}
@@ -145,6 +152,14 @@ func (rt *Runtime) remove(x *attempt) {
 	for _, timer := range []*time.Timer{x.confirm, x.kill} {
 		if timer != nil {
 			timer.Stop()
+		}
+	}
+	if e := x.execution; e != nil {
+		e.tasks[x.index], x.execution = nil, nil
+		if len(e.live()) == 0 && rt.executions[e.name] == e {
+			// It should end now; that is seen to.
+			e.empty, e.wait = time.Now(), rt.opts.Poll
+			rt.watch(e, rt.opts.Grace)
 		}
 	}
 	if agents, known := rt.served[x.resource.name]; known && len(agents) == 0 {

@@ -23,6 +23,7 @@ import (
 	"sync"
 	"time"
 
+	"cloud.google.com/go/run/apiv2/runpb"
 	"google.golang.org/api/option"
 
 	"github.com/errand-run/errand/shared/bus"
@@ -114,13 +115,25 @@ type Runtime struct {
 	end  context.CancelFunc
 	wg   sync.WaitGroup // requests, starts, looks and reports under way
 
+	born      time.Time
 	addresses cache[address]
+	jobs      cache[jobConfig]
+	listings  cache[[]*runpb.Execution]
+	quota     *quota
+	stir      chan struct{} // the watch list has changed
+	quit      chan struct{} // closed by Close
 
-	mu       sync.Mutex
-	reporter runtime.Reporter
-	attempts map[string]*attempt        // under way, by attempt id
-	served   map[string]map[string]bool // agents that were sent to an instance, by its name
-	closed   bool
+	mu         sync.Mutex
+	reporter   runtime.Reporter
+	attempts   map[string]*attempt        // under way, by attempt id
+	served     map[string]map[string]bool // agents that were sent to an instance, by its name
+	batches    map[string]*batch          // that wait for more, by job
+	executions map[string]*execution      // by name
+	shorts     map[string]*execution      // by the last part of their names
+	due        dueList                    // executions to be looked at
+	strange    map[string]bool            // workers that were looked for in vain
+	watching   bool
+	closed     bool
 }
 
 var _ runtime.Runtime = (*Runtime)(nil)
@@ -138,7 +151,11 @@ func open(o Options, p platform) *Runtime {
 	o.setDefaults()
 	rt := &Runtime{
 		opts: o, log: o.Logger, platform: p, client: httpio.NewClient(), reporter: o.Reporter,
-		addresses: cache[address]{ttl: addressTTL}, attempts: make(map[string]*attempt), served: make(map[string]map[string]bool),
+		born: time.Now(), addresses: cache[address]{ttl: addressTTL}, jobs: cache[jobConfig]{ttl: jobTTL},
+		listings: cache[[]*runpb.Execution]{ttl: listingTTL}, quota: newQuota(o.Starts, o.MostStarts, time.Now()),
+		stir: make(chan struct{}, 1), quit: make(chan struct{}),
+		attempts: make(map[string]*attempt), served: make(map[string]map[string]bool), batches: make(map[string]*batch),
+		executions: make(map[string]*execution), shorts: make(map[string]*execution), strange: make(map[string]bool),
 	}
 	rt.life, rt.end = context.WithCancel(context.Background())
 	return rt
@@ -201,14 +218,26 @@ func nameOf(a *runtime.Assignment) string {
 	return a.Target.Name()
 }
 
-// Stop tells an attempt to end. See runtime.Runtime. The workers of pools are told by their heartbeats alone.
+// Stop tells an attempt to end. See runtime.Runtime. Workers of pools and tasks of jobs are told by their heartbeats. A
+// task's execution is cancelled after grace if no other attempt is in it, whoever started it.
 func (rt *Runtime) Stop(_ context.Context, runID string, n int, reason run.Reason, grace time.Duration) {
 	rt.mu.Lock()
 	defer rt.mu.Unlock()
-	if x := rt.attempts[runtime.AttemptID(runID, n)]; x != nil {
-		rt.stop(x, reason, grace)
+	id := runtime.AttemptID(runID, n)
+	x := rt.attempts[id]
+	if x == nil {
+		if rt.closed || rt.opts.Project == "" || rt.opts.Region == "" || len(rt.attempts) >= maxStrays {
+			return
+		}
+		anywhere := fmt.Sprintf("projects/%s/locations/%s/jobs/-", rt.opts.Project, rt.opts.Region)
+		x = &attempt{a: runtime.Assignment{Run: runID, N: n}, resource: resource{jobs, anywhere}, stray: true}
+		rt.attempts[id] = x
 	}
+	rt.stop(x, reason, grace)
 }
+
+// maxStrays bounds the books for attempts that are there for a stop alone.
+const maxStrays = 100_000
 
 // stop needs the lock.
 func (rt *Runtime) stop(x *attempt, reason run.Reason, grace time.Duration) {
@@ -218,20 +247,76 @@ func (rt *Runtime) stop(x *attempt, reason run.Reason, grace time.Duration) {
 	if x.reason == "" {
 		x.reason = reason
 	}
-	x.killAfter(grace, func() { x.giveUp(errGivenUp) })
+	if x.resource.kind == jobs {
+		x.killAfter(grace, func() { rt.doom(x) })
+		return
+	}
+	x.killAfter(grace, func() { rt.giveUp(x, errGivenUp) })
 }
 
-// Ended tells that an attempt is over for control. See runtime.Runtime.
+// doom has the execution of an attempt cancelled.
+func (rt *Runtime) doom(x *attempt) {
+	rt.mu.Lock()
+	defer rt.mu.Unlock()
+	if x.over || rt.closed {
+		return
+	}
+	x.doomed = true
+	switch {
+	case x.execution != nil:
+		x.execution.wait = rt.opts.Poll
+		rt.watch(x.execution, 0)
+	case x.stray:
+		rt.enter(&execution{job: x.resource, since: time.Now(), stray: true}, []*attempt{x})
+	}
+}
+
+// Ended tells that an attempt is over for control. See runtime.Runtime. The execution of a task should end by itself
+// then; one that does not within the grace is cancelled.
 func (rt *Runtime) Ended(runID string, n int) {
 	rt.mu.Lock()
 	defer rt.mu.Unlock()
-	if x := rt.attempts[runtime.AttemptID(runID, n)]; x != nil && !x.over {
+	x := rt.attempts[runtime.AttemptID(runID, n)]
+	switch {
+	case x == nil || x.over:
+	case x.resource.kind == jobs:
+		x.over = true
+		rt.remove(x)
+	default:
 		rt.stop(x, run.CanceledByRequest, rt.opts.Grace)
 	}
 }
 
-// Lost tells that a worker was silent for its lease. See runtime.Runtime.
-func (rt *Runtime) Lost(string) bool { return false }
+// Lost tells that a worker was silent for its lease. See runtime.Runtime. For a task of a job the platform is asked; what
+// becomes of its attempt is reported when the platform has said so. The workers of pools are unknown here.
+func (rt *Runtime) Lost(worker string) bool {
+	rt.mu.Lock()
+	defer rt.mu.Unlock()
+	job, short, index, ok := parseWorker(worker)
+	if !ok || rt.closed {
+		return false
+	}
+	// 1. One that was started from here.
+	if e := rt.shorts[short]; e != nil {
+		if e.worker != worker && e.live()[index] == nil {
+			return false
+		}
+		e.silent[index], e.wait = true, rt.opts.Poll
+		rt.watch(e, 0)
+		return true
+	}
+	// 2. Or by a process before this one.
+	if rt.strange[worker] || rt.opts.Held == nil || rt.opts.Project == "" || rt.opts.Region == "" {
+		delete(rt.strange, worker)
+		return false
+	}
+	name := fmt.Sprintf("projects/%s/locations/%s/jobs/%s", rt.opts.Project, rt.opts.Region, job)
+	e := &execution{job: resource{jobs, name}, name: name + "/executions/" + short, since: time.Now(), worker: worker}
+	rt.enter(e, nil)
+	e.silent[index] = true
+	rt.watch(e, 0)
+	return true
+}
 
 // Forget stops the instance that served an agent which is gone, if it serves no other. See runtime.Runtime.
 func (rt *Runtime) Forget(agent string) {
@@ -256,10 +341,14 @@ func (rt *Runtime) Close(ctx context.Context, grace time.Duration) error {
 		return nil
 	}
 	rt.closed = true
+	close(rt.quit)
 	for _, x := range rt.attempts {
-		if !x.over {
-			x.killAfter(grace, func() { x.giveUp(errClosing) })
+		if !x.over && x.resource.kind != jobs {
+			x.killAfter(grace, func() { rt.giveUp(x, errClosing) })
 		}
+	}
+	for _, b := range rt.batches {
+		rt.launch(b)
 	}
 	rt.mu.Unlock()
 	done := make(chan struct{})
@@ -272,13 +361,20 @@ func (rt *Runtime) Close(ctx context.Context, grace time.Duration) error {
 	case <-ctx.Done():
 		rt.mu.Lock()
 		for _, x := range rt.attempts {
-			x.giveUp(errClosing)
+			if x.cancel != nil {
+				x.cancel(errClosing)
+			}
 		}
 		rt.mu.Unlock()
 		rt.end()
 		<-done
 	}
 	rt.end()
+	rt.mu.Lock()
+	for _, x := range rt.attempts {
+		rt.remove(x)
+	}
+	rt.mu.Unlock()
 	rt.client.CloseIdleConnections()
 	if err := rt.platform.close(); err != nil {
 		return fmt.Errorf("close the client of Cloud Run: %w", err)

@@ -36,6 +36,9 @@ const (
 
 // send begins an attempt in its resource's way.
 func (rt *Runtime) send(ctx context.Context, x *attempt) error {
+	if x.resource.kind == jobs {
+		return rt.runTask(ctx, x)
+	}
 	return rt.request(ctx, x)
 }
 
