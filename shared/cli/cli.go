@@ -136,11 +136,11 @@ func (a *app) root() *cobra.Command {
 		{"Run a fleet:", []*cobra.Command{a.devCommand(), a.applyCommand(), a.runCommand(), a.execCommand()}},
 		{"See:", []*cobra.Command{
 			a.getCommand(), a.describeCommand(), a.runsCommand(), a.logsCommand(), a.eventsCommand(), a.treeCommand(),
-			a.explainCommand(), a.receiptsCommand(), a.auditCommand(),
+			a.explainCommand(), a.receiptsCommand(), a.auditCommand(), a.deadLettersCommand(),
 		}},
 		{"Act:", []*cobra.Command{
 			a.cancelCommand(), a.retryCommand(), a.suspendCommand(), a.resumeCommand(), a.signalCommand(),
-			a.scoreCommand(), a.resolveCommand(), a.deleteCommand(),
+			a.scoreCommand(), a.resolveCommand(), a.replayCommand(), a.deleteCommand(),
 		}},
 		{"Check:", []*cobra.Command{a.simulateCommand(), a.doctorCommand(), a.benchCommand(), a.versionCommand()}},
 	}

@@ -52,6 +52,20 @@ func newFakeServer() *fakeServer {
 		answer(w, 200, api.List[api.Receipt]{Items: []api.Receipt{f.receipt("unknown")}})
 	})
 	mux.HandleFunc("POST /v1/receipts/{id}", f.resolve)
+	letter := api.DeadLetter{ID: "letter1", Trigger: "orders", MessageID: "136", Attempts: 5, Reason: "no such key: order", At: api.Time{Time: f.now}, Size: 11}
+	mux.HandleFunc("GET /v1/deadletters", func(w http.ResponseWriter, _ *http.Request) {
+		answer(w, 200, api.List[api.DeadLetter]{Items: []api.DeadLetter{letter}})
+	})
+	mux.HandleFunc("GET /v1/deadletters/{id}", func(w http.ResponseWriter, _ *http.Request) {
+		letter := letter
+		letter.Data = []byte(`{"order":7}`)
+		answer(w, 200, letter)
+	})
+	mux.HandleFunc("POST /v1/deadletters/{id}", func(w http.ResponseWriter, r *http.Request) {
+		var q api.Replay
+		_ = json.NewDecoder(r.Body).Decode(&q)
+		answer(w, 201, api.Run{ID: "again-" + q.Trigger, Agent: "greeter", State: "queued"})
+	})
 	mux.HandleFunc("GET /v1/version", func(w http.ResponseWriter, _ *http.Request) {
 		answer(w, 200, api.Version{Version: "v0.0.1-fake", Go: "go", Store: "fake", Leader: true, Epoch: 1, Started: api.Time{Time: f.now}})
 	})

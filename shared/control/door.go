@@ -76,7 +76,7 @@ type Submission struct {
 // Submitted is the outcome of one Submission.
 type Submitted struct {
 	Run     *run.Record
-	Existed bool  // the key was known: Run is the earlier one
+	Existed bool  // the key was known: Run is the earlier one, as it is with a conflict of keys
 	Err     error // a *Refusal, or an outage
 }
 

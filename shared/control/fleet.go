@@ -349,6 +349,7 @@ func (p *Plane) Apply(ctx context.Context, objects []fleet.Object, opts ApplyOpt
 			faults = append(faults, Fault{where + f.Location, f.Message})
 		}
 	}
+	faults = append(faults, p.pathsTaken(objects)...)
 	if len(faults) > 0 {
 		return nil, &Refusal{Code: CodeInvalid, Detail: "nothing was applied", Faults: faults}
 	}

@@ -185,7 +185,7 @@ func (p *Plane) settle(ctx context.Context, a arrival, err error) Submitted {
 			return Submitted{Err: err}
 		}
 		if earlier.Hash != a.rec.Hash {
-			return Submitted{Err: refuse(CodeConflict, "key %q was used before for another request: run %s", a.rec.Key, earlier.ID)}
+			return Submitted{Run: earlier, Err: refuse(CodeConflict, "key %q was used before for another request: run %s", a.rec.Key, earlier.ID)}
 		}
 		return Submitted{Run: earlier, Existed: true}
 	}

@@ -20,6 +20,7 @@ type Plane interface {
 
 	runPlane
 	fleetPlane
+	triggerPlane
 	workerPlane
 }
 
@@ -64,6 +65,15 @@ type fleetPlane interface {
 	// Delete removes a declaration of exactly the revision; 0 is any.
 	Delete(ctx context.Context, kind, name string, revision int64, actor string) error
 	PauseAgent(ctx context.Context, name string, paused bool, actor string) error
+}
+
+type triggerPlane interface {
+	TakeMessage(ctx context.Context, a control.Arrived) (control.Taken, error)
+	HookAt(ctx context.Context, path string) (control.Hook, error)
+	RecordDeadLetter(ctx context.Context, l control.DeadLetter) (letter control.DeadLetter, existed bool, err error)
+	DeadLetters(ctx context.Context, limit int, pageToken string) (letters []control.DeadLetter, next string, err error)
+	DeadLetter(ctx context.Context, id string) (control.DeadLetter, error)
+	ReplayDeadLetter(ctx context.Context, id, through, actor string) (control.Submitted, error)
 }
 
 type workerPlane interface {

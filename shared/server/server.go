@@ -133,6 +133,7 @@ func New(o Options) (*Server, error) {
 	s.receiptDoors()
 	s.streamDoors()
 	s.fleetDoors()
+	s.triggerDoors()
 	s.workerDoors()
 	s.attemptDoors()
 	s.opsDoors()

@@ -49,6 +49,7 @@ var (
 	unmarshaler     = reflect.TypeFor[json.Unmarshaler]()
 	textUnmarshaler = reflect.TypeFor[encoding.TextUnmarshaler]()
 	wireTime        = reflect.TypeFor[api.Time]()
+	bytesInText     = reflect.TypeFor[[]byte]() // base64
 )
 
 // implied are fields that a response always has and a request may leave out, because the server fills them in
@@ -78,6 +79,9 @@ func derive(t reflect.Type, under map[reflect.Type]bool) *shape {
 	switch {
 	case t == rawMessage:
 		s.nullable = true
+		return s
+	case t == bytesInText:
+		s.kind, s.nullable, s.parses = text, true, parserOf(t)
 		return s
 	case t == wireTime:
 		s.kind, s.nullable, s.parses = text, true, parserOf(t)

@@ -26,7 +26,7 @@ GET /runs/{id}
 GET /v1/agents
 GET /v1/agents/{name}
 GET /v1/deadletters
-GET /v1/deadletters/{name}
+GET /v1/deadletters/{id}
 GET /v1/events
 GET /v1/gates
 GET /v1/gates/{name}
@@ -78,6 +78,8 @@ POST /v1/attempts/{id}:release
 POST /v1/attempts/{id}:start
 POST /v1/attempts/{id}:undelivered
 POST /v1/attempts:batch
+POST /v1/deadletters
+POST /v1/deadletters/{id}:replay
 POST /v1/leases
 POST /v1/receipts/{id}:resolve
 POST /v1/runs
@@ -92,6 +94,8 @@ POST /v1/runs:begin
 POST /v1/runs:cancel
 POST /v1/runs:retry
 POST /v1/tick
+POST /v1/triggers/http/{path}
+POST /v1/triggers/pubsub/{name}
 POST /v1/workers/{id}:heartbeat
 `
 

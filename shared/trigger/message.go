@@ -59,14 +59,14 @@ func Read(h http.Header, body []byte) (*Message, error) {
 	if err != nil {
 		return nil, err
 	}
-	return m, m.check()
+	return m, m.Check()
 }
 
 // ReadHTTP takes a request that is no message of a broker: its body is the data, its headers the attributes, without
 // those that are about the transport or prove who sends. id is what makes a repeat of the request the same message.
 func ReadHTTP(h http.Header, body []byte, id string) (*Message, error) {
 	m := &Message{ID: id, Attributes: headerAttributes(h), Data: body}
-	return m, m.check()
+	return m, m.Check()
 }
 
 // envelope is a wrapped push, and the data of a CloudEvent. Fields that are not known are left alone: the sender's form
@@ -200,8 +200,8 @@ func headerAttributes(h http.Header) map[string]string {
 	return out
 }
 
-// check holds the message to its bounds.
-func (m *Message) check() error {
+// Check holds the message to its bounds, as Read and ReadHTTP have done. The error is a *Poison.
+func (m *Message) Check() error {
 	for _, x := range []struct{ path, value string }{
 		{"message.messageId", m.ID}, {"subscription", m.Subscription}, {"message.orderingKey", m.OrderingKey},
 	} {
