@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/errand-run/errand/shared/config"
+	"github.com/errand-run/errand/shared/identity"
 	"github.com/errand-run/errand/shared/node"
 	"github.com/errand-run/errand/shared/runtime/process"
 )
@@ -58,7 +59,8 @@ func serve(ctx context.Context, log *slog.Logger) error {
 	}
 	// 3. Serve.
 	n, err := node.Start(ctx, node.Options{
-		Store: db, Listener: listener, Auth: auth, Local: conf.LocalRuntime(), Ledger: conf.Ledger, Logger: log, RetainMax: conf.Retain(), SigningKeys: conf.Keys(),
+		Store: db, Listener: listener, Auth: auth, Local: conf.LocalRuntime(), Ledger: conf.Ledger, Logger: log, RetainMax: conf.Retain(),
+		SigningKeys: conf.Keys(), Cloud: cloud(conf), Advertise: conf.Advertise,
 	})
 	if err != nil {
 		return err
@@ -71,4 +73,15 @@ func serve(ctx context.Context, log *slog.Logger) error {
 	closeCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace+5*time.Second)
 	defer cancel()
 	return n.Close(closeCtx, grace)
+}
+
+// cloud is where Cloud Run's attempts are started; nil where this process starts none.
+func cloud(conf *config.Server) *node.Cloud {
+	project, region, ok := conf.CloudRun()
+	if !ok {
+		return nil
+	}
+	return &node.Cloud{
+		Project: project, Region: region, URL: conf.URL, Endpoint: conf.RunEndpoint, Tokens: identity.Metadata(identity.Options{}),
+	}
 }

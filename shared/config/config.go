@@ -7,6 +7,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -30,8 +32,15 @@ type Server struct {
 	Store string `env:"ERRAND_STORE, default=sqlite:errand.db"`
 	// Bus wakes other control processes: local, for one process.
 	Bus string `env:"ERRAND_BUS, default=local"`
-	// Runtime lists what this process can start attempts on: local. Workers that pull need none of it.
+	// Runtime lists what this process can start attempts on: local, cloudrun:PROJECT/REGION. Workers that pull need none
+	// of it.
 	Runtime []string `env:"ERRAND_RUNTIME, default=local"`
+	// RunEndpoint is HOST:PORT of another Cloud Run Admin API, in plain gRPC; Google's when empty.
+	RunEndpoint string `env:"ERRAND_RUN_ENDPOINT"`
+	// URL is this control plane's address for agents in the cloud, and the audience of their identity tokens.
+	URL string `env:"ERRAND_URL"`
+	// Advertise is the URL under which other control processes of the same store reach this one; empty where they cannot.
+	Advertise string `env:"ERRAND_ADVERTISE"`
 	// Auth: loopback, which needs no login and serves this machine alone; tokens:FILE, a JSON list of API tokens; or
 	// oidc:FILE, issuers and principals as in package server/oidc, and API tokens beside them.
 	Auth string `env:"ERRAND_AUTH, default=loopback"`
@@ -48,7 +57,7 @@ type Server struct {
 const AuthLoopback = "loopback"
 
 // later are forms that are documented and come with the cloud; a message that names them helps more than "unknown".
-var later = []string{"firestore", "pubsub", "cloudrun"}
+var later = []string{"firestore", "pubsub"}
 
 // Load reads the environment through lookup, such as os.LookupEnv. The error names every variable that is wrong.
 func Load(ctx context.Context, lookup func(string) (string, bool)) (*Server, error) {
@@ -71,9 +80,24 @@ func Load(ctx context.Context, lookup func(string) (string, bool)) (*Server, err
 		fault("ERRAND_BUS", s.Bus, "%v", err)
 	}
 	for _, r := range s.Runtime {
-		if err := oneOf(r, "local", "none"); err != nil {
+		if strings.HasPrefix(r, cloudPrefix) {
+			if _, _, err := parseCloud(r); err != nil {
+				fault("ERRAND_RUNTIME", r, "%v", err)
+			}
+			if s.URL == "" {
+				fault("ERRAND_URL", "", "agents on Cloud Run need this control plane's address, such as https://errand.example.com")
+			}
+		} else if err := oneOf(r, "local", "none", "cloudrun:PROJECT/REGION"); err != nil {
 			fault("ERRAND_RUNTIME", r, "%v", err)
 		}
+	}
+	for name, address := range map[string]string{"ERRAND_URL": s.URL, "ERRAND_ADVERTISE": s.Advertise} {
+		if u, err := url.Parse(address); address != "" && (err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Host == "" || strings.Trim(u.Path, "/") != "" || u.RawQuery != "") {
+			fault(name, address, "want a URL without a path, such as https://errand.example.com")
+		}
+	}
+	if _, _, err := net.SplitHostPort(s.RunEndpoint); s.RunEndpoint != "" && err != nil {
+		fault("ERRAND_RUN_ENDPOINT", s.RunEndpoint, "want HOST:PORT")
 	}
 	if _, err := ParseRetain(s.RetainMax); err != nil {
 		fault("ERRAND_RETAIN_MAX", s.RetainMax, "%v", err)
@@ -106,6 +130,28 @@ func oneOf(value string, known ...string) error {
 		return fmt.Errorf("%s is not in this build yet; want %s", driver, strings.Join(known, " or "))
 	}
 	return fmt.Errorf("want %s", strings.Join(known, " or "))
+}
+
+const cloudPrefix = "cloudrun:"
+
+// parseCloud reads cloudrun:PROJECT/REGION.
+func parseCloud(text string) (project, region string, err error) {
+	project, region, ok := strings.Cut(strings.TrimPrefix(text, cloudPrefix), "/")
+	if !ok || project == "" || region == "" || strings.Contains(region, "/") {
+		return "", "", errors.New("want cloudrun:PROJECT/REGION")
+	}
+	return project, region, nil
+}
+
+// CloudRun is where attempts are started on Cloud Run; false where they are not.
+func (s *Server) CloudRun() (project, region string, ok bool) {
+	for _, r := range s.Runtime {
+		if strings.HasPrefix(r, cloudPrefix) {
+			project, region, err := parseCloud(r)
+			return project, region, err == nil // Load has checked it
+		}
+	}
+	return "", "", false
 }
 
 // LocalRuntime reports whether attempts are started on this machine.

@@ -40,8 +40,16 @@ func TestLoad(t *testing.T) {
 			wantErrors: []string{`PORT="http"`, `ERRAND_STORE="postgres:x": want sqlite:FILE or memory`, `ERRAND_BUS="nats"`, `ERRAND_RUNTIME="k8s"`, `ERRAND_AUTH="none"`},
 		},
 		"what comes with the cloud is refused by name": {
-			env:        map[string]string{"ERRAND_STORE": "firestore:p/d", "ERRAND_BUS": "pubsub:p", "ERRAND_RUNTIME": "cloudrun:p/r"},
-			wantErrors: []string{"firestore is not in this build yet", "pubsub is not in this build yet", "cloudrun is not in this build yet"},
+			env:        map[string]string{"ERRAND_STORE": "firestore:p/d", "ERRAND_BUS": "pubsub:p"},
+			wantErrors: []string{"firestore is not in this build yet", "pubsub is not in this build yet"},
+		},
+		"Cloud Run beside this machine": {
+			env:         map[string]string{"ERRAND_RUNTIME": "local,cloudrun:p/europe-west1", "ERRAND_URL": "https://errand.example.com", "ERRAND_RUN_ENDPOINT": "127.0.0.1:9"},
+			wantAddress: "127.0.0.1:8080",
+		},
+		"Cloud Run without a region, an address or an endpoint": {
+			env:        map[string]string{"ERRAND_RUNTIME": "cloudrun:p", "ERRAND_RUN_ENDPOINT": "here", "ERRAND_ADVERTISE": "10.0.0.1:80"},
+			wantErrors: []string{"cloudrun:PROJECT/REGION", "ERRAND_URL", "HOST:PORT", "ERRAND_ADVERTISE"},
 		},
 		"a bound of retention that is no duration is refused": {
 			env:        map[string]string{"ERRAND_RETAIN_MAX": "30"},

@@ -281,6 +281,18 @@ func (p *Plane) Health() (leader bool, epoch int64) {
 	return p.leads(), p.led.Epoch()
 }
 
+// Elsewhere is the URL of the process that leads, where that is another one and can be reached; "" otherwise.
+func (p *Plane) Elsewhere() string {
+	if p.store.Exclusive() || p.leads() {
+		return ""
+	}
+	l := p.led.Leader()
+	if l.Holder == p.cfg.Name || l.Given {
+		return ""
+	}
+	return l.URL
+}
+
 // leads reports whether this process decides.
 func (p *Plane) leads() bool { return p.led.Leads(p.cfg.Monotonic()) }
 

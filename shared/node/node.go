@@ -19,9 +19,12 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/errand-run/errand/shared/bus"
 	"github.com/errand-run/errand/shared/control"
 	"github.com/errand-run/errand/shared/fleet"
+	"github.com/errand-run/errand/shared/identity"
 	"github.com/errand-run/errand/shared/runtime"
+	"github.com/errand-run/errand/shared/runtime/cloudrun"
 	"github.com/errand-run/errand/shared/runtime/local"
 	"github.com/errand-run/errand/shared/server"
 	"github.com/errand-run/errand/shared/store"
@@ -38,6 +41,13 @@ type Options struct {
 	As   string
 	// Local starts attempts on this machine.
 	Local bool
+	// Cloud starts attempts on Cloud Run; nil for a node that does not.
+	Cloud *Cloud
+	// Bus carries facts between the nodes of one store, and hand-overs to the workers of pools; nil for a node that is
+	// alone. It is closed by Close, and by a Start that fails.
+	Bus bus.Bus
+	// Advertise is the URL under which the other nodes of the store reach this one; "" where they cannot.
+	Advertise string
 	// Ledger is the file that remembers local processes, so that the next node ends what a killed one left; with "" the
 	// warden alone does that. Its folder is made.
 	Ledger string
@@ -51,11 +61,23 @@ type Options struct {
 	Logger      *slog.Logger
 }
 
+// Cloud is where attempts are started on Cloud Run.
+type Cloud struct {
+	Project, Region string
+	// URL is the node's address for agents, and the audience of their tokens.
+	URL string
+	// Endpoint is HOST:PORT of another Cloud Run Admin API, in plain gRPC; "" for Google's.
+	Endpoint string
+	// Tokens gives the identity tokens that agents are called with.
+	Tokens identity.Source
+}
+
 // Node is a control process under way.
 type Node struct {
 	o      Options
 	plane  *control.Plane
-	local  *local.Runtime // nil without
+	local  *local.Runtime    // nil without
+	cloud  *cloudrun.Runtime // nil without
 	server *server.Server
 	url    string
 	// workerToken is what processes of this node ask for runs with; "" where there is no login.
@@ -100,13 +122,30 @@ func Start(ctx context.Context, o Options) (_ *Node, err error) {
 		}
 		runtimes[fleet.RuntimeLocal] = n.local
 	}
+	if o.Cloud != nil {
+		n.cloud, err = cloudrun.New(ctx, cloudrun.Options{
+			Project: o.Cloud.Project, Region: o.Cloud.Region, URL: func() string { return o.Cloud.URL }, Endpoint: o.Cloud.Endpoint,
+			Tokens: o.Cloud.Tokens, Bus: o.Bus, Logger: o.Logger,
+			Held: func(worker string) []runtime.Held { return n.plane.Held(worker) },
+		})
+		if err != nil {
+			return nil, err
+		}
+		runtimes[fleet.RuntimeCloudRun] = n.cloud
+	}
 	// 2. What decides. It and the runtime know each other.
-	n.plane, err = control.New(control.Config{Store: o.Store, Logger: o.Logger, Runtimes: runtimes, Name: o.Name, RetainMax: o.RetainMax, SigningKeys: o.SigningKeys})
+	n.plane, err = control.New(control.Config{
+		Store: o.Store, Logger: o.Logger, Runtimes: runtimes, Name: o.Name, RetainMax: o.RetainMax, SigningKeys: o.SigningKeys,
+		Bus: o.Bus, Advertise: o.Advertise,
+	})
 	if err != nil {
 		return nil, err
 	}
 	if n.local != nil {
 		n.local.SetReporter(n.plane)
+	}
+	if n.cloud != nil {
+		n.cloud.SetReporter(n.plane)
 	}
 	// 3. The door, before the first decision: workers that are started report to it.
 	n.server, err = server.New(server.Options{
@@ -169,10 +208,16 @@ func (n *Node) abandon() error {
 	if n.server != nil {
 		n.server.Close()
 	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
 	if n.local != nil {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		defer cancel()
 		faults = append(faults, n.local.Close(ctx, 0))
+	}
+	if n.cloud != nil {
+		faults = append(faults, n.cloud.Close(ctx, 0))
+	}
+	if n.o.Bus != nil {
+		faults = append(faults, n.o.Bus.Close())
 	}
 	return errors.Join(append(faults, n.o.Listener.Close(), n.o.Store.Close())...)
 }
@@ -203,12 +248,18 @@ func (n *Node) Close(ctx context.Context, grace time.Duration) error {
 	if n.local != nil {
 		note("stop local processes", n.local.Close(ctx, grace))
 	}
+	if n.cloud != nil {
+		note("hand back what runs on Cloud Run", n.cloud.Close(ctx, grace))
+	}
 	// 2. Nobody asks any more.
 	n.stop()
 	<-n.serving
 	note("serve", n.err)
 	// 3. Nobody decides any more, and nothing is written.
 	note("stop the control plane", n.plane.Close(ctx))
+	if n.o.Bus != nil {
+		note("close the bus", n.o.Bus.Close())
+	}
 	note("close the store", n.o.Store.Close())
 	return errors.Join(faults...)
 }

@@ -39,6 +39,7 @@ type fakePlane struct {
 	leased    []control.LeaseRequest
 	beats     []control.WorkerBeat
 	claims    []control.Claim
+	elsewhere string
 
 	undelivered []string
 	applied     []control.ApplyOptions
@@ -139,6 +140,7 @@ func (f *fakePlane) cutWatchers() {
 
 func (f *fakePlane) Ready() error          { return f.ready }
 func (f *fakePlane) Health() (bool, int64) { return true, 3 }
+func (f *fakePlane) Elsewhere() string     { return f.elsewhere }
 
 func (f *fakePlane) Stats(window time.Duration, agent, tenant string) control.Stats {
 	s := f.stats

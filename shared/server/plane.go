@@ -16,6 +16,8 @@ import (
 type Plane interface {
 	Ready() error
 	Health() (leader bool, epoch int64)
+	// Elsewhere is the URL of the process that leads, where that is another one and can be reached; "" otherwise.
+	Elsewhere() string
 	Stats(window time.Duration, agent, tenant string) control.Stats
 
 	runPlane

@@ -120,7 +120,7 @@ func New(o Options) (*Server, error) {
 	} else {
 		s.router.Use(onlySameOrigin)
 	}
-	s.router.Use(canonicalPath)
+	s.router.Use(canonicalPath, s.forwardToLeader)
 	s.router.NotFound(func(w http.ResponseWriter, r *http.Request) {
 		writeProblem(w, notFound("there is nothing at %s; /openapi.json lists what there is", clip(r.URL.Path)))
 	})
