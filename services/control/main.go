@@ -4,17 +4,14 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"os"
 	"os/signal"
 	"syscall"
 	"time"
 
 	"github.com/errand-run/errand/shared/config"
-	"github.com/errand-run/errand/shared/identity"
 	"github.com/errand-run/errand/shared/node"
 	"github.com/errand-run/errand/shared/runtime/process"
 )
@@ -40,32 +37,17 @@ func serve(ctx context.Context, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	auth, err := conf.Authenticator(log)
+	// 2. What it names, and the node over it.
+	options, err := conf.Open(ctx, log)
 	if err != nil {
 		return err
 	}
-	place, err := config.ParseStore(conf.Store)
+	n, err := node.Start(ctx, options)
 	if err != nil {
 		return err
 	}
-	// 2. What it needs: its port, then its store.
-	listener, err := net.Listen("tcp", conf.Address())
-	if err != nil {
-		return err
-	}
-	db, err := place.Open(ctx)
-	if err != nil {
-		return errors.Join(err, listener.Close())
-	}
+	log.Info("serving", "address", options.Listener.Addr().String(), "store", options.Store.Describe(), "auth", conf.AuthKind())
 	// 3. Serve.
-	n, err := node.Start(ctx, node.Options{
-		Store: db, Listener: listener, Auth: auth, Local: conf.LocalRuntime(), Ledger: conf.Ledger, Logger: log, RetainMax: conf.Retain(),
-		SigningKeys: conf.Keys(), Cloud: cloud(conf), Advertise: conf.Advertise,
-	})
-	if err != nil {
-		return err
-	}
-	log.Info("serving", "address", listener.Addr().String(), "store", db.Describe(), "auth", conf.AuthKind())
 	select {
 	case <-ctx.Done():
 	case <-n.Failed():
@@ -73,15 +55,4 @@ func serve(ctx context.Context, log *slog.Logger) error {
 	closeCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace+5*time.Second)
 	defer cancel()
 	return n.Close(closeCtx, grace)
-}
-
-// cloud is where Cloud Run's attempts are started; nil where this process starts none.
-func cloud(conf *config.Server) *node.Cloud {
-	project, region, ok := conf.CloudRun()
-	if !ok {
-		return nil
-	}
-	return &node.Cloud{
-		Project: project, Region: region, URL: conf.URL, Endpoint: conf.RunEndpoint, Tokens: identity.Metadata(identity.Options{}),
-	}
 }

@@ -110,7 +110,7 @@ func House() Rules {
 			"server/dashboard":    {Layer: doors, Beside: []string{"api"}},
 			"server":              {Layer: doors, Beside: []string{"api", "server/dashboard"}},
 			"server/oidc":         {Layer: doors, Beside: []string{"server"}},
-			"config":              {Layer: doors, Beside: []string{"server", "server/oidc"}},
+			"config":              {Layer: doors, Beside: []string{"node", "server", "server/oidc"}},
 			"node":                {Layer: doors, Beside: []string{"server", "version"}},
 			"cli/internal/render": {Layer: doors},
 			"cli/internal/inputs": {Layer: doors, Beside: []string{"api"}},

@@ -136,22 +136,12 @@ const cloudPrefix = "cloudrun:"
 
 // parseCloud reads cloudrun:PROJECT/REGION.
 func parseCloud(text string) (project, region string, err error) {
-	project, region, ok := strings.Cut(strings.TrimPrefix(text, cloudPrefix), "/")
-	if !ok || project == "" || region == "" || strings.Contains(region, "/") {
+	place, ok := strings.CutPrefix(text, cloudPrefix)
+	project, region, slash := strings.Cut(place, "/")
+	if !ok || !slash || project == "" || region == "" || strings.Contains(region, "/") {
 		return "", "", errors.New("want cloudrun:PROJECT/REGION")
 	}
 	return project, region, nil
-}
-
-// CloudRun is where attempts are started on Cloud Run; false where they are not.
-func (s *Server) CloudRun() (project, region string, ok bool) {
-	for _, r := range s.Runtime {
-		if strings.HasPrefix(r, cloudPrefix) {
-			project, region, err := parseCloud(r)
-			return project, region, err == nil // Load has checked it
-		}
-	}
-	return "", "", false
 }
 
 // LocalRuntime reports whether attempts are started on this machine.

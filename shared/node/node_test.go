@@ -14,10 +14,10 @@ import (
 	"time"
 
 	"github.com/errand-run/errand/shared/api"
-	"github.com/errand-run/errand/shared/config"
 	"github.com/errand-run/errand/shared/runtime/process"
 	"github.com/errand-run/errand/shared/server"
 	"github.com/errand-run/errand/shared/store"
+	"github.com/errand-run/errand/shared/store/sqlite"
 )
 
 func TestMain(m *testing.M) {
@@ -27,7 +27,7 @@ func TestMain(m *testing.M) {
 
 func openStore(t *testing.T, file string) store.Store {
 	t.Helper()
-	s, err := config.StorePlace{File: file}.Open(context.Background())
+	s, err := sqlite.Open(context.Background(), file, sqlite.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
