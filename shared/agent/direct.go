@@ -113,7 +113,7 @@ func (s *server) call(w http.ResponseWriter, req *http.Request, body []byte) {
 		return
 	}
 	b := api.Begin{
-		Agent: s.direct.agent, Input: json.RawMessage(body), Tenant: req.Header.Get(headerTenant), Key: req.Header.Get(headerKey),
+		Agent: s.direct.agent, Input: json.RawMessage(body), Tenant: req.Header.Get(headerTenant), Key: unquote(req.Header.Get(headerKey)),
 		Worker: s.direct.worker,
 	}
 	name := "call with key " + b.Tenant + "/" + b.Key
@@ -147,6 +147,14 @@ func (s *server) call(w http.ResponseWriter, req *http.Request, body []byte) {
 	s.answer(w, watch, lease, result, err)
 }
 
+// unquote takes a key as it is, or as the structured field that some clients write.
+func unquote(key string) string {
+	if len(key) > 1 && key[0] == '"' && key[len(key)-1] == '"' {
+		return key[1 : len(key)-1]
+	}
+	return key
+}
+
 // begin registers a call. It is seen through when the caller goes away, for the run would be missed only when its
 // worker's lease runs out.
 func (d *direct) begin(ctx context.Context, b api.Begin) (*api.Begun, error) {
@@ -163,7 +171,7 @@ func refusedCall(err error) *api.Problem {
 	}
 	out := &api.Problem{Type: p.Type, Title: p.Title, Status: p.Status, Detail: p.Detail, Errors: p.Errors, RetryAfter: p.RetryAfter}
 	switch {
-	case p.Code() == api.CodeFenced:
+	case takenElsewhere(err):
 		out.Detail = "the run of this key is executed elsewhere: " + p.Detail
 		out.RetryAfter = max(p.RetryAfter, elsewhereRetry)
 	case p.Status == http.StatusUnauthorized, p.Status == http.StatusForbidden, p.Status == http.StatusNotFound:

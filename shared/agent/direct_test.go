@@ -129,7 +129,7 @@ func TestACallBeginsItsOwnRun(t *testing.T) {
 			want: answered{202, "application/json", "r1", "", `{"on":"input","run":"r1","state":"waiting"}`}, wantState: "waiting", wantTenant: "default",
 		},
 		"and not twice under a key that is over": {
-			path: "/", body: `null`, headers: []string{"Idempotency-Key", "k"}, before: func(f *fake) { f.began("k", "null", "succeeded") },
+			path: "/", body: `null`, headers: []string{"Idempotency-Key", `"k"`}, before: func(f *fake) { f.began("k", "null", "succeeded") },
 			want: answered{200, "application/json", "r1", "", `"before"`}, wantState: "succeeded", wantTenant: "default",
 		},
 		"and not under a key that failed": {
@@ -144,7 +144,7 @@ func TestACallBeginsItsOwnRun(t *testing.T) {
 		"and not under a key that runs elsewhere": {
 			path: "/", body: `null`, headers: []string{"Idempotency-Key", "k"}, before: func(f *fake) { f.began("k", "null", "running") },
 			want: answered{409, "application/problem+json", "", "2",
-				`{"type":"https://errand.dev/problems/fenced","title":"Conflict","status":409,"detail":"the run of this key is executed elsewhere: the run is executed by somebody else","retryAfter":2}`},
+				`{"type":"https://errand.dev/problems/conflict","title":"Conflict","status":409,"detail":"the run of this key is executed elsewhere: the run is executed by somebody else","retryAfter":2}`},
 			wantState: "running", wantTenant: "default",
 		},
 		"and not under a key that stands for another input": {

@@ -93,6 +93,8 @@ func (f *fake) serveBegin(w http.ResponseWriter, body []byte) {
 		}
 		lease()
 	default:
-		f.answer(w, nil, problemOf(409, api.CodeFenced, "the run is executed by somebody else"))
+		p := problemOf(409, api.CodeConflict, "the run is executed by somebody else")
+		p.RetryAfter = 2
+		f.answer(w, nil, p)
 	}
 }

@@ -113,8 +113,8 @@ func (e *environment) begin(ctx context.Context, client *api.Client, log *slog.L
 	}
 	begun, err := asked(ctx, func(ctx context.Context) (*api.Begun, error) { return client.BeginRun(ctx, b) })
 	switch {
-	case api.HasCode(err, api.CodeFenced):
-		log.Info("nothing to do: the run of this task is executed by somebody else", "key", b.Key, "error", err)
+	case takenElsewhere(err):
+		log.Info("nothing to do: the run of this task is executed by somebody else, or waits", "key", b.Key, "error", err)
 		return nil, 0, nil
 	case err != nil && ctx.Err() != nil:
 		return nil, 0, nil
@@ -132,6 +132,13 @@ func (e *environment) begin(ctx context.Context, client *api.Client, log *slog.L
 		return nil, 1, nil
 	}
 	return nil, 0, nil
+}
+
+// takenElsewhere reports whether a run could not be begun because it is under way: then waiting helps, unlike where its
+// key stands for something else.
+func takenElsewhere(err error) bool {
+	var p *api.Problem
+	return errors.As(err, &p) && (p.Code() == api.CodeFenced || p.Code() == api.CodeConflict && p.RetryAfter > 0)
 }
 
 // asked calls until the server answers, it has been away for too long, or ctx ends.

@@ -93,7 +93,8 @@ func (c *Client) Claim(ctx context.Context, attempt string, b Claim) (*Lease, er
 
 // BeginRun registers work that was begun by somebody else than the server: the lease is of a run that already runs, and
 // the answer has a Finished instead where the run of that key is over. A key makes it safe to repeat. A key whose run
-// another worker executes is refused with the code fenced, one that stands for another run with conflict.
+// another worker executes is refused with the code fenced, or conflict and a RetryAfter; one that stands for another run
+// with conflict alone.
 func (c *Client) BeginRun(ctx context.Context, b Begin) (*Begun, error) {
 	b.Tenant = or(b.Tenant, c.tenant)
 	const path = "/v1/runs:begin"

@@ -17,12 +17,13 @@ import (
 
 	"github.com/errand-run/errand/shared/api"
 	"github.com/errand-run/errand/shared/bus"
+	"github.com/errand-run/errand/shared/internal/emulator"
 	"github.com/errand-run/errand/shared/runtime/process"
 )
 
 func TestMain(m *testing.M) {
 	process.Warden()
-	os.Exit(m.Run())
+	os.Exit(emulator.Main(m))
 }
 
 var quiet = slog.New(slog.DiscardHandler)

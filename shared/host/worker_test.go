@@ -107,7 +107,13 @@ type running struct {
 
 func launch(t *testing.T, vars map[string]string, command ...string) *running {
 	t.Helper()
-	r := &running{c: newControl(), bus: local.Open(local.Options{Log: quiet})}
+	return launchOn(t, local.Open(local.Options{Log: quiet}), vars, command...)
+}
+
+// launchOn runs a worker on a bus, which it closes.
+func launchOn(t *testing.T, b bus.Bus, vars map[string]string, command ...string) *running {
+	t.Helper()
+	r := &running{c: newControl(), bus: b}
 	r.c.every = 100 * time.Millisecond
 	web := httptest.NewServer(r.c)
 	all := map[string]string{agent.EnvURL: web.URL, agent.EnvWorker: "w1", agent.EnvGrace: "10ms", agent.EnvWorkerToken: "mine"}
