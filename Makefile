@@ -7,6 +7,9 @@ GO    ?= go
 # Versions of tools that are run from their modules, so that they are no requirement of this one.
 GOLANGCI_LINT ?= $(GO) run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 
+# It builds images; shared/deploy has its version too, and .ko.yaml says how.
+KO ?= $(GO) run github.com/google/ko@v0.19.1
+
 # The command that runs tests. Another one may report differently; it takes the same arguments.
 GOTEST ?= $(GO) test
 
@@ -16,11 +19,23 @@ ROUNDS   ?= 30
 SEED     ?= $(shell date +%s)
 SEEDS    ?= 2000
 
+# Import paths of the commands that have an image. Those below shared/ are parts of tests.
+commands = $$($(GO) list -f '{{if eq .Name "main"}}{{.ImportPath}}{{end}}' ./... | grep -v /shared/)
+
+# Where images are built to, and, when they are pushed, what they are tagged with and where their references are written.
+IMAGES ?= bin/images
+TAGS   ?= latest
+REFS   ?= bin/images.txt
+
+# A program that checks a Terraform root module without a cloud, and is called with the folder and --apply. With a plan in
+# the file that TFCHECK_PLAN names, the tests of the plan look at it.
+TFCHECK ?=
+
 # Folder and name of each fuzz target. Looking for them is much quicker than asking each test binary.
 fuzz_targets = grep -rno --include='*_test.go' '^func Fuzz[A-Za-z0-9_]*' . | sed -E 's|^(.*)/[^/]*:[0-9]+:func (.*)$$|\1 \2|' | sort
 
 .DEFAULT_GOAL := help
-.PHONY: help build run test race sim mutations fuzz chaos bench cost lint format generate current vet verify clean
+.PHONY: help build run test race sim mutations fuzz chaos bench cost images publish terraform lint format generate current vet verify clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,6 +80,25 @@ bench: ## Measure: benchmarks of packages, then the whole by `errand bench`
 
 cost: ## Count instructions and allocations of a run against docs/cost.tsv; RECORD=1 records them
 	ERRAND_COST=$(if $(RECORD),record,check) $(GO) test -count 1 -v -run TestCost ./shared/cost
+
+images: ## Build the image of every command without a network, and see each start
+	ERRAND_IMAGES=$(IMAGES) $(GO) test -count 1 -timeout 30m -v -run TestImages ./shared/deploy
+
+publish: ## Build the image of every command and push it to KO_DOCKER_REPO, with an SBOM
+	@: "$${KO_DOCKER_REPO:?name the repository to push to}"; mkdir -p "$(dir $(REFS))"
+	$(KO) build --base-import-paths --sbom spdx --tags $(TAGS) --image-refs $(REFS) $(commands)
+
+terraform: ## Check terraform/: with TFCHECK=PROGRAM down to a plan and an apply, else format, validity and its tests
+ifneq ($(TFCHECK),)
+	@set -euo pipefail; plan=$$(mktemp); trap 'rm -f "$$plan"' EXIT; \
+	TFCHECK_PLAN=$$plan $(TFCHECK) terraform --apply; \
+	TFCHECK_PLAN_JSON=$$plan $(GO) test -count 1 -v -run TestPlan ./shared/deploy
+else
+	terraform -chdir=terraform fmt -check -recursive
+	terraform -chdir=terraform init -backend=false -input=false
+	terraform -chdir=terraform validate
+	terraform -chdir=terraform test
+endif
 
 lint: ## Check the format, then look for mistakes
 	@set -euo pipefail; files=$$(gofmt -l .); \

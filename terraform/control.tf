@@ -5,13 +5,6 @@ locals {
 
   # Cloud Run gives a service this address besides the one with a hash; it can be told before the service exists.
   control_url = coalesce(var.control.url, "https://${local.control_name}-${data.google_project.this.number}.${var.region}.run.app")
-
-  # Accounts that this configuration makes, as the control plane should know them.
-  known_callers = merge(
-    { for name, f in google_service_account.function : "function ${name}" => f.email },
-    { for name, a in google_service_account.agent : "agent ${name}" => a.email },
-    { build = google_service_account.build.email },
-  )
 }
 
 module "firestore" {
@@ -58,13 +51,25 @@ module "control" {
   env             = var.control.env
   labels          = local.labels
   invokers = merge(
-    { for name, f in google_service_account.function : "function-${name}" => f.member },
+    { for name, _ in local.function_role : "function-${name}" => google_service_account.function[name].member },
     { for name, a in google_service_account.agent : "agent-${name}" => a.member },
     { build = google_service_account.build.member },
     { for m in var.control.invokers : m => m },
   )
 }
 
+# Who is believed, and who may do what: the accounts that are made here, then whom the variable adds.
 locals {
-  auth = var.auth
+  auth = {
+    issuers = concat(
+      [{ issuer = "https://accounts.google.com", audiences = concat([local.control_url], var.auth.google_audiences) }],
+      [for i in var.auth.issuers : { for k, v in i : k => v if v != null }],
+    )
+    principals = concat(
+      [for name, a in google_service_account.agent : { email = a.email, issuer = "https://accounts.google.com", role = "worker", agents = [name] }],
+      [for name, role in local.function_role : { email = google_service_account.function[name].email, issuer = "https://accounts.google.com", role = role }],
+      [{ email = google_service_account.build.email, issuer = "https://accounts.google.com", role = "submitter", tenants = ["default"] }],
+      [for p in var.auth.principals : { for k, v in p : k => v if v != null }],
+    )
+  }
 }

@@ -4,6 +4,9 @@
 locals {
   functions = toset(["intake", "tick", "notify", "deadletter"])
 
+  # What those that call the control plane are there. Events go to the outside alone.
+  function_role = { intake = "submitter", tick = "viewer", deadletter = "worker" }
+
   function_env = {
     for name in local.functions :
     name => merge({ ERRAND_URL = local.control_url }, lookup(var.functions_env, name, {}))

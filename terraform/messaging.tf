@@ -13,7 +13,7 @@ module "topic_control" {
   ack_deadline = 10
   retention    = "600s" # an old hint is worth nothing: whoever leads reads the store
   pubsub_agent = local.pubsub_agent
-  publishers   = merge(local.publish, { tick = google_service_account.function["tick"].member })
+  publishers   = local.publish
   subscribers  = { control = google_service_account.control.member }
 }
 
@@ -54,17 +54,29 @@ module "topic_pool" {
   subscribers  = { worker = google_service_account.agent[each.key].member }
 }
 
-# Messages of others that start runs.
+# Messages that start runs, as documents of kind Trigger declare it. A topic that is named by itself is made here, for others
+# to publish to; projects/P/topics/T is somebody else's, who lets this installation subscribe.
+locals {
+  triggers       = { for i, d in local.documents : d.metadata.name => d.spec.pubsub.topic if local.is[i] == "Trigger" && can(d.spec.pubsub.topic) }
+  trigger_topics = toset([for topic in values(local.triggers) : topic if !startswith(topic, "projects/")])
+}
+
+resource "google_pubsub_topic" "trigger" {
+  for_each = local.trigger_topics
+
+  project = var.project
+  name    = each.key
+}
+
 module "topic_trigger" {
   source   = "./modules/topic"
-  for_each = var.triggers
+  for_each = local.triggers
 
   project        = var.project
   name           = "${var.prefix}-trigger-${each.key}"
-  existing_topic = each.value.topic
+  existing_topic = contains(local.trigger_topics, each.value) ? google_pubsub_topic.trigger[each.value].id : each.value
+  of_another     = true
   dead_letters   = { topic = module.topic_deadletter.topic }
   pubsub_agent   = local.pubsub_agent
-  push = merge(local.push["intake"], {
-    endpoint = join("?", compact([local.push["intake"].endpoint, join("&", [for k, v in each.value.query : "${urlencode(k)}=${urlencode(v)}"])]))
-  })
+  push           = merge(local.push["intake"], { endpoint = "${local.push["intake"].endpoint}/${each.key}" })
 }

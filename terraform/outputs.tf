@@ -23,6 +23,11 @@ output "manifests" {
   value       = join("\n---\n", concat(local.identified, [for t in local.targets : yamlencode(t)]))
 }
 
+output "auth" {
+  description = "What the control plane is told of callers: the file that ERRAND_AUTH names, as JSON. It holds no secret."
+  value       = jsonencode(local.auth)
+}
+
 output "identities" {
   description = "Service account of each process."
   value = merge(

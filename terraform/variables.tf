@@ -127,15 +127,49 @@ variable "control" {
 }
 
 variable "auth" {
-  type        = any
+  type = object({
+    google_audiences = optional(list(string), [])
+    issuers = optional(list(object({
+      issuer            = string
+      audiences         = list(string)
+      jwksURL           = optional(string)
+      header            = optional(string)
+      authorizedParties = optional(list(string))
+      groupsClaim       = optional(string)
+      emailsVerified    = optional(bool)
+    })), [])
+    principals = optional(list(object({
+      email       = optional(string)
+      emailDomain = optional(string)
+      subject     = optional(string)
+      group       = optional(string)
+      issuer      = optional(string)
+      role        = string
+      tenants     = optional(list(string))
+      agents      = optional(list(string))
+    })), [])
+  })
   default     = {}
-  description = "People and services that may call the control plane, as the file of ERRAND_AUTH=oidc:FILE says it; the identities that this configuration makes are added. See docs/guides/deploy.md."
+  description = <<-EOT
+    Who else may call the control plane, beside the accounts that are made here: issuers and principals as ERRAND_AUTH=oidc:FILE
+    has them, the first principal that fits counts. Google is an issuer already; google_audiences are further audiences of its
+    tokens, such as that of gcloud, whose user tokens are for no other.
+  EOT
+
+  validation {
+    condition     = alltrue([for p in var.auth.principals : contains(["viewer", "submitter", "approver", "operator", "admin", "worker"], p.role)])
+    error_message = "A role is viewer, submitter, approver, operator, admin or worker."
+  }
+  validation {
+    condition     = alltrue([for p in var.auth.principals : length([for v in [p.email, p.emailDomain, p.subject, p.group] : v if v != null]) == 1])
+    error_message = "A principal has exactly one of email, emailDomain, subject and group."
+  }
 }
 
 variable "signing_key_versions" {
   type        = list(string)
   default     = ["1"]
-  description = "Versions of the signing key's secret that are mounted: the first signs attempt tokens, all of them verify. A rotation is [\"2\", \"1\"], and [\"2\"] a day later."
+  description = "Versions of the signing key's secret that are mounted: the first signs attempt tokens, all of them verify. A rotation goes over [\"1\", \"2\"] and [\"2\", \"1\"] to [\"2\"]; docs/guides/deploy.md says when."
 
   validation {
     condition     = length(var.signing_key_versions) >= 1 && length(var.signing_key_versions) <= 2 && alltrue([for v in var.signing_key_versions : can(regex("^[1-9][0-9]*$", v))]) && length(distinct(var.signing_key_versions)) == length(var.signing_key_versions)
@@ -157,20 +191,6 @@ variable "job_runs" {
   validation {
     condition     = var.job_runs >= 1 && var.job_runs <= 1000
     error_message = "job_runs is 1 to 1000."
-  }
-}
-
-variable "triggers" {
-  type = map(object({
-    topic = optional(string)
-    query = optional(map(string), {})
-  }))
-  default     = {}
-  description = "Pub/Sub messages that start runs, by name. Without topic one named PREFIX-trigger-NAME is made; projects/P/topics/T is somebody else's. query is added to the address of the intake function."
-
-  validation {
-    condition     = alltrue([for n, t in var.triggers : can(regex("^[a-z][a-z0-9-]{0,40}$", n)) && (t.topic == null || can(regex("^projects/[^/]+/topics/[^/]+$", t.topic)))])
-    error_message = "A trigger's name has lower-case letters, digits and hyphens; its topic, where given, is projects/PROJECT/topics/TOPIC."
   }
 }
 

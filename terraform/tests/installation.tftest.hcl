@@ -76,22 +76,40 @@ run "without_instances_one_is_a_service_of_one_container" {
 run "a_trigger_is_pushed_to_the_intake" {
   command = plan
   variables {
-    triggers = {
-      mail  = { query = { agent = "invoice-check", tenant = "a b" } }
-      other = { topic = "projects/elsewhere/topics/orders" }
-    }
+    fleet = ["tests/triggers"]
   }
 
   assert {
-    condition     = keys(module.topic_trigger) == ["mail", "other"] && module.topic_trigger["other"].topic == "projects/elsewhere/topics/orders"
-    error_message = "A trigger has no subscription, or another topic than its own."
+    condition     = keys(module.topic_trigger) == ["mail", "orders", "returns"] && keys(google_pubsub_topic.trigger) == ["incoming"]
+    error_message = "Each trigger has a subscription, each topic of this project is made once, and an address of HTTP is neither."
+  }
+  assert {
+    condition     = module.topic_trigger["orders"].topic == "projects/elsewhere/topics/orders"
+    error_message = "A topic of another project is not subscribed to as it is named."
   }
 }
 
-run "a_signing_key_is_rotated" {
+run "people_are_added_to_the_accounts_that_are_made" {
   command = plan
   variables {
+    auth = {
+      google_audiences = ["gcloud.example"]
+      principals       = [{ group = "operators", role = "operator" }]
+    }
     signing_key_versions = ["2", "1"]
+  }
+
+  assert {
+    condition     = length(local.auth.principals) == 4 + 3 + 1 + 1 && local.auth.principals[8] == { group = "operators", role = "operator" }
+    error_message = "The control plane does not know the agents, the functions that call it, the build and the operators."
+  }
+  assert {
+    condition     = local.auth.principals[0].role == "worker" && local.auth.principals[0].agents == ["concierge"]
+    error_message = "An agent's account may execute runs of other agents."
+  }
+  assert {
+    condition     = local.auth.issuers[0].audiences == ["https://errand-control-123456789012.europe-west1.run.app", "gcloud.example"]
+    error_message = "Tokens of Google for the control plane's address are not believed."
   }
 }
 

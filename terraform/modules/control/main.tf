@@ -118,7 +118,6 @@ resource "google_cloud_run_v2_service" "this" {
           content {
             version = items.value
             path    = items.value
-            mode    = 256 # 0400
           }
         }
       }
@@ -131,7 +130,6 @@ resource "google_cloud_run_v2_service" "this" {
         items {
           version = google_secret_manager_secret_version.config["auth"].version
           path    = "auth.json"
-          mode    = 256
         }
       }
     }

@@ -1,7 +1,7 @@
 # A topic and its subscription of the same name: pulled, or pushed to a function.
 
 resource "google_pubsub_topic" "this" {
-  count = var.existing_topic == null ? 1 : 0
+  count = var.of_another ? 0 : 1
 
   project = var.project
   name    = var.name
@@ -10,7 +10,7 @@ resource "google_pubsub_topic" "this" {
 resource "google_pubsub_subscription" "this" {
   project                    = var.project
   name                       = var.name
-  topic                      = var.existing_topic == null ? google_pubsub_topic.this[0].id : var.existing_topic
+  topic                      = var.of_another ? var.existing_topic : google_pubsub_topic.this[0].id
   ack_deadline_seconds       = var.ack_deadline
   message_retention_duration = var.retention
 
@@ -57,7 +57,7 @@ resource "google_pubsub_subscription_iam_member" "dead_letters" {
 }
 
 resource "google_pubsub_topic_iam_member" "publisher" {
-  for_each = var.existing_topic == null ? var.publishers : {}
+  for_each = var.of_another ? {} : var.publishers
 
   project = var.project
   topic   = google_pubsub_topic.this[0].name

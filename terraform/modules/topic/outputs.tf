@@ -1,6 +1,6 @@
 output "topic" {
   description = "The topic, as projects/P/topics/T."
-  value       = var.existing_topic == null ? google_pubsub_topic.this[0].id : var.existing_topic
+  value       = var.of_another ? var.existing_topic : google_pubsub_topic.this[0].id
 }
 
 output "subscription" {

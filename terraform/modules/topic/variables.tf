@@ -16,7 +16,13 @@ variable "name" {
 variable "existing_topic" {
   type        = string
   default     = null
-  description = "Topic of somebody else, as projects/P/topics/T; then the subscription alone is made."
+  description = "Topic of somebody else, as projects/P/topics/T."
+}
+
+variable "of_another" {
+  type        = bool
+  default     = false
+  description = "Makes the subscription alone, to existing_topic."
 }
 
 variable "ack_deadline" {
