@@ -1,6 +1,7 @@
 package oidc
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net/textproto"
@@ -71,7 +72,7 @@ type Rule struct {
 func Read(name string, data io.Reader) (*File, error) {
 	f := new(File)
 	err := manifest.ReadPlain(manifest.File{Name: name, Data: data}, f)
-	if issues, ok := err.(*manifest.Error); ok { // ReadPlain wraps nothing
+	if issues, ok := errors.AsType[*manifest.Error](err); ok {
 		for i := range issues.Issues {
 			if n := &issues.Issues[i]; strings.HasPrefix(n.Path, "tokens") && strings.Contains(n.Message, " where ") {
 				n.Message = "of another form than is wanted; want a list of {name: …, sha256: …, role: …, tenants: […]}"
