@@ -151,6 +151,7 @@ type times struct {
 	call    time.Duration // bounds a try of a short request
 	publish time.Duration // bounds a publish with its tries
 	drain   time.Duration // bounds the end of a stream
+	stop    time.Duration // bounds the wait for what publishers gave up on
 	ping    time.Duration // between pings on a stream
 	silence time.Duration // after a ping, until a stream of a server that answers them counts as broken
 	settled time.Duration // a stream that lived as long ends an outage
@@ -160,7 +161,7 @@ type times struct {
 func defaultTimes(o Options) times {
 	return times{
 		lease: o.AckDeadline, pulled: 10 * time.Second, look: time.Second, call: 10 * time.Second, publish: 30 * time.Second,
-		drain: 5 * time.Second, ping: 30 * time.Second, silence: 15 * time.Second, settled: 10 * time.Second,
+		drain: 5 * time.Second, stop: time.Second, ping: 30 * time.Second, silence: 15 * time.Second, settled: 10 * time.Second,
 		backoff: [2]time.Duration{100 * time.Millisecond, 15 * time.Second},
 	}
 }
@@ -213,10 +214,21 @@ func (b *Bus) release() error {
 	if !due {
 		return nil
 	}
-	for _, p := range b.publishers { // nobody adds any more
-		p.Stop()
+	// Only messages whose publishers gave up can be under way. They end with the client, and those between two tries when
+	// they would have tried again.
+	err := b.client.Close()
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for _, p := range b.publishers { // nobody adds any more
+			p.Stop()
+		}
+	}()
+	select {
+	case <-stopped:
+	case <-time.After(b.times.stop):
 	}
-	return b.client.Close()
+	return err
 }
 
 // Close implements bus.Bus. It does not wait for handlers: the last call that is under way releases the client.
