@@ -34,8 +34,12 @@ func (t *Twin) Containers(below string) []Container {
 	for i, u := range found {
 		all[i] = u.view()
 	}
-	slices.SortFunc(all, func(a, b Container) int { return cmp.Or(a.Began.Compare(b.Began), cmp.Compare(a.ID, b.ID)) })
+	slices.SortFunc(all, func(a, b Container) int { return byAge(a.Began, a.ID, b.Began, b.ID) })
 	return all
+}
+
+func byAge(a time.Time, aID string, b time.Time, bID string) int {
+	return cmp.Or(a.Compare(b), cmp.Compare(aID, bID))
 }
 
 func (u *unit) view() Container {

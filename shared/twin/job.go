@@ -84,35 +84,15 @@ func (s *jobsServer) CreateJob(_ context.Context, r *runpb.CreateJobRequest) (*l
 	if err := checkID("job", r.GetJobId(), maxJobID); err != nil {
 		return nil, err
 	}
-	s.t.mu.Lock()
-	defer s.t.mu.Unlock()
-	if _, ok := s.t.jobs.rows[name]; ok {
-		return nil, status.Errorf(codes.AlreadyExists, "Job %q exists already", name)
-	}
-	return s.t.putJob(name, r.GetJob(), r.GetValidateOnly())
+	return s.t.putJob(change[*runpb.Job]{name: name, declared: r.GetJob(), create: true}, r.GetValidateOnly())
 }
 
-// putJob creates or replaces a job. It needs the lock.
-func (t *Twin) putJob(name string, declared *runpb.Job, validateOnly bool) (*longrunningpb.Operation, error) {
-	if declared == nil {
-		return nil, status.Errorf(codes.InvalidArgument, "Job %q: the request has no job", name)
-	}
-	old, err := t.jobs.get(name)
-	exists := err == nil
-	j := clone(declared)
-	if exists {
-		if err := checkEtag("Job", old, declared.GetEtag()); err != nil {
-			return nil, err
-		}
-		if j, err = merge(old, declared, nil); err != nil {
-			return nil, err
-		}
-		t.stampChanged(j)
-	} else {
-		keepOutput(j.ProtoReflect(), nil)
-		t.stampNew(j, name)
-	}
-	if err := t.prepareJob("Job "+name, j); err != nil {
+// putJob creates or changes a job.
+func (t *Twin) putJob(c change[*runpb.Job], validateOnly bool) (*longrunningpb.Operation, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	j, exists, err := declare(t, &t.jobs, c, t.prepareJob)
+	if err != nil {
 		return nil, err
 	}
 	if validateOnly {
@@ -120,12 +100,10 @@ func (t *Twin) putJob(name string, declared *runpb.Job, validateOnly bool) (*lon
 	}
 	ready := t.haveImages(j.GetTemplate().GetTemplate().GetContainers())
 	j.TerminalCondition = readyCondition(ready)
-	if exists {
-		t.jobs.put(j)
-	} else if err := t.jobs.add(t.next(), j); err != nil {
+	if err := keep(t, &t.jobs, j, exists); err != nil {
 		return nil, err
 	}
-	return t.finished(j, name, ready), nil
+	return t.finished(j, c.name, ready), nil
 }
 
 // readyCondition is the condition of a resource that is ready, or whose image is missing.
@@ -165,15 +143,10 @@ func (s *jobsServer) UpdateJob(_ context.Context, r *runpb.UpdateJobRequest) (*l
 	if err := s.t.checkName(name, false, "jobs"); err != nil {
 		return nil, err
 	}
-	s.t.mu.Lock()
-	defer s.t.mu.Unlock()
-	if _, err := s.t.jobs.get(name); err != nil && !r.GetAllowMissing() {
-		return nil, err
-	}
 	if err := checkID("job", lastID(name), maxJobID); err != nil {
 		return nil, err
 	}
-	return s.t.putJob(name, r.GetJob(), r.GetValidateOnly())
+	return s.t.putJob(change[*runpb.Job]{name: name, declared: r.GetJob(), missing: r.GetAllowMissing()}, r.GetValidateOnly())
 }
 
 // DeleteJob removes a job and its executions. Those that run are cancelled.
@@ -183,11 +156,8 @@ func (s *jobsServer) DeleteJob(_ context.Context, r *runpb.DeleteJobRequest) (*l
 	}
 	s.t.mu.Lock()
 	defer s.t.mu.Unlock()
-	j, err := s.t.jobs.get(r.GetName())
+	j, err := discard(s.t, &s.t.jobs, r.GetName(), r.GetEtag(), r.GetValidateOnly())
 	if err != nil {
-		return nil, err
-	}
-	if err := checkEtag("Job", j, r.GetEtag()); err != nil {
 		return nil, err
 	}
 	if r.GetValidateOnly() {
@@ -195,14 +165,11 @@ func (s *jobsServer) DeleteJob(_ context.Context, r *runpb.DeleteJobRequest) (*l
 	}
 	for name, e := range s.t.executions {
 		if below(name, r.GetName()) {
+			e.cancelled = true
 			e.cancel()
 			delete(s.t.executions, name)
 		}
 	}
-	s.t.jobs.remove(r.GetName())
-	delete(s.t.policies, r.GetName())
-	j = clone(j)
-	j.DeleteTime = timestamppb.Now()
 	return s.t.finished(j, r.GetName(), nil), nil
 }
 

@@ -20,8 +20,9 @@ type policyServer struct{ t *Twin }
 
 // exists needs the lock.
 func (t *Twin) exists(name string) bool {
-	_, ok := t.jobs.rows[name]
-	return ok
+	_, job := t.jobs.rows[name]
+	_, served := t.servings[name]
+	return job || served
 }
 
 // GetIamPolicy is the policy of a resource, an empty one where none was set.

@@ -61,11 +61,14 @@ type Options struct {
 	// "serviceAccount:EMAIL", "allAuthenticatedUsers", "allUsers".
 	Invokers []string
 
-	Grace       time.Duration // between SIGTERM and SIGKILL; default 10 s
-	CancelGrace time.Duration // the same for tasks of a cancelled execution; default 3 s
-	Startup     time.Duration // within which a container listens on its port; default 240 s
-	Idle        time.Duration // after which an instance without requests is stopped; default 15 min
-	TokenLife   time.Duration // of identity tokens; default 1 h
+	Grace          time.Duration // between SIGTERM and SIGKILL; default 10 s
+	CancelGrace    time.Duration // the same for tasks of a cancelled execution; default 3 s
+	Startup        time.Duration // within which a container listens on its port; default 240 s
+	Idle           time.Duration // after which an instance without requests is stopped; default 15 min
+	Pending        time.Duration // for which a request waits for room when nothing starts; default 10 s
+	RequestTimeout time.Duration // of services that declare none; default 5 min
+	RestartDelay   time.Duration // before what ended is started again, more after failures in a row; default 1 s
+	TokenLife      time.Duration // of identity tokens; default 1 h
 
 	// Quota is how many RunJob calls a project has per region and Per; the default is 180 per minute.
 	Quota Quota
@@ -114,6 +117,7 @@ type Twin struct {
 	grpc     *grpc.Server
 	grpcAddr net.Addr
 	conns    *connections
+	forward  *http.Transport // from fronts to containers
 	http     *http.Server
 	httpAddr net.Addr
 
@@ -125,6 +129,12 @@ type Twin struct {
 	closed     bool
 	seq        int64
 	jobs       table[*runpb.Job]
+	services   table[*runpb.Service]
+	revisions  table[*runpb.Revision]
+	pools      table[*runpb.WorkerPool]
+	instances  table[*runpb.Instance]
+	servings   map[string]*serving // by the name of the service, pool or instance
+	victim     func([]Container) int
 	executions map[string]*execution
 	operations map[string]*operation
 	policies   policies
@@ -144,6 +154,9 @@ func (o *Options) defaults() error {
 	or(&o.CancelGrace, 3*time.Second)
 	or(&o.Startup, 240*time.Second)
 	or(&o.Idle, 15*time.Minute)
+	or(&o.Pending, 10*time.Second)
+	or(&o.RequestTimeout, defaultRequestTimeout)
+	or(&o.RestartDelay, time.Second)
 	or(&o.TokenLife, time.Hour)
 	or(&o.Quota, Quota{Limit: 180, Per: time.Minute})
 	or(&o.MaxRunning, 1000)
@@ -192,6 +205,12 @@ func Start(ctx context.Context, o Options) (_ *Twin, err error) {
 	t := &Twin{
 		opts: o, log: o.Logger, conns: newConnections(), slots: make(chan struct{}, o.MaxContainers),
 		jobs:       table[*runpb.Job]{kind: "Job"},
+		services:   table[*runpb.Service]{kind: "Service"},
+		revisions:  table[*runpb.Revision]{kind: "Revision"},
+		pools:      table[*runpb.WorkerPool]{kind: "WorkerPool"},
+		instances:  table[*runpb.Instance]{kind: "Instance"},
+		servings:   make(map[string]*serving),
+		forward:    &http.Transport{MaxIdleConnsPerHost: 16, IdleConnTimeout: time.Minute, DisableCompression: true},
 		executions: make(map[string]*execution),
 		operations: make(map[string]*operation),
 		policies:   make(policies),
@@ -237,6 +256,10 @@ func (t *Twin) register() {
 	runpb.RegisterJobsServer(t.grpc, &jobsServer{policyServer: policyServer{t}, t: t})
 	runpb.RegisterExecutionsServer(t.grpc, &executionsServer{t: t})
 	runpb.RegisterTasksServer(t.grpc, &tasksServer{t: t})
+	runpb.RegisterServicesServer(t.grpc, &servicesServer{policyServer: policyServer{t}, t: t})
+	runpb.RegisterRevisionsServer(t.grpc, &revisionsServer{t: t})
+	runpb.RegisterWorkerPoolsServer(t.grpc, &poolsServer{policyServer: policyServer{t}, t: t})
+	runpb.RegisterInstancesServer(t.grpc, &instancesServer{policyServer: policyServer{t}, t: t})
 }
 
 // Close stops all containers, with Options.Grace, and the servers. It returns when nothing is left.
@@ -250,6 +273,9 @@ func (t *Twin) Close() error {
 	}
 	outside := t.metadata
 	t.metadata = nil
+	for _, s := range t.servings {
+		s.front.close()
+	}
 	t.mu.Unlock()
 	if first {
 		t.cancel()
@@ -258,6 +284,7 @@ func (t *Twin) Close() error {
 		}
 		t.grpc.Stop()
 		_ = t.http.Close()
+		t.forward.CloseIdleConnections()
 		for _, m := range outside {
 			m.close()
 		}

@@ -33,6 +33,14 @@ func TestMain(m *testing.M) {
 }
 
 func container(kind string) {
+	switch kind {
+	case "web":
+		web()
+		return
+	case "twin":
+		lonelyTwin()
+		return
+	}
 	fmt.Fprintln(os.Stderr, "no container of kind", kind)
 	os.Exit(3)
 }
@@ -40,12 +48,16 @@ func container(kind string) {
 // world is a twin with Google's clients.
 type world struct {
 	*twin.Twin
-	t     *testing.T
-	ctx   context.Context
-	jobs  *run.JobsClient
-	execs *run.ExecutionsClient
-	tasks *run.TasksClient
-	lines *lines
+	t         *testing.T
+	ctx       context.Context
+	jobs      *run.JobsClient
+	services  *run.ServicesClient
+	revisions *run.RevisionsClient
+	pools     *run.WorkerPoolsClient
+	instances *run.InstancesClient
+	execs     *run.ExecutionsClient
+	tasks     *run.TasksClient
+	lines     *lines
 }
 
 // lines collects what containers print.
@@ -97,6 +109,7 @@ func (w *world) await(prefix string) twin.Line {
 
 func start(t *testing.T, o twin.Options) *world {
 	t.Helper()
+	t.Parallel() // they wait for processes, most of the time
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	t.Cleanup(cancel)
 	w := &world{t: t, ctx: ctx, lines: &lines{changed: make(chan struct{})}}
@@ -121,6 +134,10 @@ func start(t *testing.T, o twin.Options) *world {
 	w.jobs = client(w, run.NewJobsClient)
 	w.execs = client(w, run.NewExecutionsClient)
 	w.tasks = client(w, run.NewTasksClient)
+	w.services = client(w, run.NewServicesClient)
+	w.revisions = client(w, run.NewRevisionsClient)
+	w.pools = client(w, run.NewWorkerPoolsClient)
+	w.instances = client(w, run.NewInstancesClient)
 	return w
 }
 
