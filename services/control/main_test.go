@@ -62,9 +62,9 @@ func TestServeAnswersAndEndsWithItsContext(t *testing.T) {
 
 func TestServeTellsEveryFaultOfItsEnvironment(t *testing.T) {
 	t.Setenv("PORT", "x")
-	t.Setenv("ERRAND_STORE", "firestore:p/d")
+	t.Setenv("ERRAND_STORE", "firestore:p")
 	err := serve(context.Background(), slog.New(slog.DiscardHandler))
-	if err == nil || !strings.Contains(err.Error(), "PORT") || !strings.Contains(err.Error(), "firestore is not in this build yet") {
+	if err == nil || !strings.Contains(err.Error(), "PORT") || !strings.Contains(err.Error(), "want firestore:PROJECT/DATABASE") {
 		t.Errorf("serve: %v", err)
 	}
 }

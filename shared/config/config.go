@@ -20,6 +20,7 @@ import (
 
 	"github.com/errand-run/errand/shared/fleet"
 	"github.com/errand-run/errand/shared/store"
+	"github.com/errand-run/errand/shared/store/firestore"
 	"github.com/errand-run/errand/shared/store/memory"
 	"github.com/errand-run/errand/shared/store/sqlite"
 )
@@ -28,7 +29,7 @@ import (
 type Server struct {
 	// Port to listen on: of all interfaces, or of this machine alone when Auth is AuthLoopback.
 	Port string `env:"PORT, default=8080"`
-	// Store: sqlite:FILE, or memory.
+	// Store: sqlite:FILE, memory, or firestore:PROJECT/DATABASE, which any number of control processes share.
 	Store string `env:"ERRAND_STORE, default=sqlite:errand.db"`
 	// Bus wakes other control processes: local, for one process.
 	Bus string `env:"ERRAND_BUS, default=local"`
@@ -57,7 +58,7 @@ type Server struct {
 const AuthLoopback = "loopback"
 
 // later are forms that are documented and come with the cloud; a message that names them helps more than "unknown".
-var later = []string{"firestore", "pubsub"}
+var later = []string{"pubsub"}
 
 // Load reads the environment through lookup, such as os.LookupEnv. The error names every variable that is wrong.
 func Load(ctx context.Context, lookup func(string) (string, bool)) (*Server, error) {
@@ -186,8 +187,9 @@ func (s *Server) Address() string {
 
 // StorePlace is a store as configuration names it.
 type StorePlace struct {
-	Memory bool
-	File   string // of SQLite
+	Memory            bool
+	File              string // of SQLite
+	Project, Database string // of Firestore
 }
 
 // ParseStore reads the form of ERRAND_STORE.
@@ -198,13 +200,28 @@ func ParseStore(text string) (StorePlace, error) {
 	if text == "memory" {
 		return StorePlace{Memory: true}, nil
 	}
-	return StorePlace{}, oneOf(text, "sqlite:FILE", "memory")
+	if place, ok := strings.CutPrefix(text, "firestore:"); ok {
+		project, database, _ := strings.Cut(place, "/")
+		if project == "" || database == "" || strings.ContainsAny(database, "/ ") {
+			return StorePlace{}, errors.New("want firestore:PROJECT/DATABASE; a project's first database is named " + firestore.DefaultDatabase)
+		}
+		return StorePlace{Project: project, Database: database}, nil
+	}
+	return StorePlace{}, oneOf(text, "sqlite:FILE", "memory", "firestore:PROJECT/DATABASE")
 }
 
-// Open opens the store, and makes the folder of its file.
+// Open opens the store, and makes the folder of its file. Firestore's emulator is used where FIRESTORE_EMULATOR_HOST
+// names one.
 func (p StorePlace) Open(ctx context.Context) (store.Store, error) {
-	if p.Memory {
+	switch {
+	case p.Memory:
 		return memory.Open(), nil
+	case p.Project != "":
+		s, err := firestore.Open(ctx, firestore.Options{Project: p.Project, Database: p.Database})
+		if err != nil {
+			return nil, err // not a store that is nil within
+		}
+		return s, nil
 	}
 	if dir := filepath.Dir(p.File); dir != "." {
 		if err := os.MkdirAll(dir, 0o700); err != nil {

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/errand-run/errand/shared/internal/emulator"
 	"github.com/errand-run/errand/shared/server"
 	"github.com/errand-run/errand/shared/store"
 )
@@ -37,11 +38,11 @@ func TestLoad(t *testing.T) {
 			env: map[string]string{
 				"PORT": "http", "ERRAND_STORE": "postgres:x", "ERRAND_BUS": "nats", "ERRAND_RUNTIME": "local,k8s", "ERRAND_AUTH": "none",
 			},
-			wantErrors: []string{`PORT="http"`, `ERRAND_STORE="postgres:x": want sqlite:FILE or memory`, `ERRAND_BUS="nats"`, `ERRAND_RUNTIME="k8s"`, `ERRAND_AUTH="none"`},
+			wantErrors: []string{`PORT="http"`, `ERRAND_STORE="postgres:x": want sqlite:FILE or memory or firestore:PROJECT/DATABASE`, `ERRAND_BUS="nats"`, `ERRAND_RUNTIME="k8s"`, `ERRAND_AUTH="none"`},
 		},
 		"what comes with the cloud is refused by name": {
-			env:        map[string]string{"ERRAND_STORE": "firestore:p/d", "ERRAND_BUS": "pubsub:p"},
-			wantErrors: []string{"firestore is not in this build yet", "pubsub is not in this build yet"},
+			env:        map[string]string{"ERRAND_BUS": "pubsub:p"},
+			wantErrors: []string{"pubsub is not in this build yet"},
 		},
 		"Cloud Run beside this machine": {
 			env:         map[string]string{"ERRAND_RUNTIME": "local,cloudrun:p/europe-west1", "ERRAND_URL": "https://errand.example.com", "ERRAND_RUN_ENDPOINT": "127.0.0.1:9"},
@@ -57,6 +58,15 @@ func TestLoad(t *testing.T) {
 		},
 		"a bound of retention of nothing is refused": {
 			env: map[string]string{"ERRAND_RETAIN_MAX": "0s"}, wantErrors: []string{"ERRAND_RETAIN_MAX", "a second or more"},
+		},
+		"a database of Firestore is a store": {
+			env: map[string]string{"ERRAND_STORE": "firestore:p/(default)"}, wantAddress: "127.0.0.1:8080",
+		},
+		"a project without a database is refused": {
+			env: map[string]string{"ERRAND_STORE": "firestore:p"}, wantErrors: []string{"firestore:PROJECT/DATABASE", "(default)"},
+		},
+		"a database that is a path is refused": {
+			env: map[string]string{"ERRAND_STORE": "firestore:p/d/e"}, wantErrors: []string{"firestore:PROJECT/DATABASE"},
 		},
 		"a form without its value is refused": {
 			env:        map[string]string{"ERRAND_STORE": "sqlite:", "ERRAND_AUTH": "tokens:"},
@@ -115,6 +125,26 @@ func TestStorePlaceOpenMakesTheFolderAndNamesTheOtherProcess(t *testing.T) {
 	_, err = place.Open(context.Background())
 	if !errors.Is(err, store.ErrLocked) || !strings.Contains(err.Error(), "stop the other process") {
 		t.Errorf("second Open: %v, want ErrLocked with what to do", err)
+	}
+}
+
+func TestStorePlaceOpensFirestore(t *testing.T) {
+	t.Setenv("FIRESTORE_EMULATOR_HOST", emulator.Firestore(t))
+	place, err := ParseStore("firestore:config-test/first")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := place.Open(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if got := s.Describe(); !strings.HasPrefix(got, "firestore:config-test/first") || s.Exclusive() {
+		t.Errorf("opened %q, exclusive: %v", got, s.Exclusive())
+	}
+	t.Setenv("FIRESTORE_EMULATOR_HOST", "127.0.0.1:1")
+	if s, err := place.Open(t.Context()); s != nil || err == nil || !strings.Contains(err.Error(), "firestore:config-test/first") {
+		t.Errorf("opened %v, %v where nobody listens", s, err)
 	}
 }
 

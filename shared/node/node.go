@@ -28,6 +28,7 @@ import (
 	"github.com/errand-run/errand/shared/runtime/local"
 	"github.com/errand-run/errand/shared/server"
 	"github.com/errand-run/errand/shared/store"
+	"github.com/errand-run/errand/shared/store/firestore"
 	"github.com/errand-run/errand/shared/store/sqlite"
 	"github.com/errand-run/errand/shared/version"
 )
@@ -276,20 +277,31 @@ func loopbackURL(addr net.Addr) string {
 	return "http://" + net.JoinHostPort(host, port)
 }
 
-// storeMetrics counts what the store does to the disk, where it knows.
+// storeMetrics counts what the store does to the disk or is billed for, where it knows.
 func storeMetrics(s store.Store) []prometheus.Collector {
-	db, ok := s.(*sqlite.Store)
-	if !ok {
-		return nil
+	counter := func(name, help string, labels prometheus.Labels, value func() int64) prometheus.Collector {
+		return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help, ConstLabels: labels},
+			func() float64 { return float64(value()) })
 	}
-	counter := func(name, help string, value func(sqlite.Stats) int64) prometheus.Collector {
-		return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help},
-			func() float64 { return float64(value(db.Stats())) })
+	switch db := s.(type) {
+	case *sqlite.Store:
+		return []prometheus.Collector{
+			counter("errand_store_units_total", "Atomic changes written.", nil, func() int64 { return db.Stats().Units }),
+			counter("errand_store_transactions_total", "Transactions that wrote them.", nil, func() int64 { return db.Stats().Transactions }),
+			counter("errand_store_log_pages_total", "Pages of 4 KiB written to the log.", nil, func() int64 { return db.Stats().Pages }),
+			counter("errand_store_flushes_total", "Waits for the disk.", nil, func() int64 { return db.Stats().Flushes }),
+		}
+	case *firestore.Store:
+		all := []prometheus.Collector{
+			counter("errand_store_document_writes_total", "Documents written, as billed.", nil, func() int64 { return db.Stats().Writes }),
+			counter("errand_store_document_reads_total", "Documents read, as billed.", nil, func() int64 { return db.Stats().Reads }),
+			counter("errand_store_document_deletes_total", "Documents deleted, as billed.", nil, func() int64 { return db.Stats().Deletes }),
+		}
+		for _, m := range firestore.Methods {
+			all = append(all, counter("errand_store_requests_total", "Requests to the database.", prometheus.Labels{"method": m},
+				func() int64 { return db.Stats().Requests[m] }))
+		}
+		return all
 	}
-	return []prometheus.Collector{
-		counter("errand_store_units_total", "Atomic changes written.", func(s sqlite.Stats) int64 { return s.Units }),
-		counter("errand_store_transactions_total", "Transactions that wrote them.", func(s sqlite.Stats) int64 { return s.Transactions }),
-		counter("errand_store_log_pages_total", "Pages of 4 KiB written to the log.", func(s sqlite.Stats) int64 { return s.Pages }),
-		counter("errand_store_flushes_total", "Waits for the disk.", func(s sqlite.Stats) int64 { return s.Flushes }),
-	}
+	return nil
 }

@@ -14,9 +14,11 @@ import (
 	"time"
 
 	"github.com/errand-run/errand/shared/api"
+	"github.com/errand-run/errand/shared/internal/emulator"
 	"github.com/errand-run/errand/shared/runtime/process"
 	"github.com/errand-run/errand/shared/server"
 	"github.com/errand-run/errand/shared/store"
+	"github.com/errand-run/errand/shared/store/firestore"
 	"github.com/errand-run/errand/shared/store/sqlite"
 )
 
@@ -25,9 +27,16 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-func openStore(t *testing.T, file string) store.Store {
+// opener opens one store, again and again.
+type opener func(ctx context.Context) (store.Store, error)
+
+func onFile(file string) opener {
+	return func(ctx context.Context) (store.Store, error) { return sqlite.Open(ctx, file, sqlite.Options{}) }
+}
+
+func openStore(t *testing.T, open opener) store.Store {
 	t.Helper()
-	s, err := sqlite.Open(context.Background(), file, sqlite.Options{})
+	s, err := open(context.Background())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -54,13 +63,24 @@ metadata: {name: here}
 spec: {runtime: local, capacity: {runs: 2}}
 `
 
-// TestNode runs a run through a node, and finds it again in the next node on the same file: Close has closed all.
+// TestNode runs a run through a node, and finds it again in the next node on the same store: Close has closed all.
 func TestNode(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "errand.db")
+	t.Run("on a file", func(t *testing.T) {
+		throughTwoLives(t, onFile(filepath.Join(t.TempDir(), "errand.db")), "errand_store_flushes_total")
+	})
+	t.Run("on Firestore", func(t *testing.T) {
+		o := firestore.Options{Project: "node-test", Endpoint: emulator.Firestore(t)}
+		throughTwoLives(t, func(ctx context.Context) (store.Store, error) { return firestore.Open(ctx, o) }, `errand_store_requests_total{method="BatchWrite"}`)
+	})
+}
+
+func throughTwoLives(t *testing.T, open opener, metric string) {
+	t.Helper()
+	ledger := filepath.Join(t.TempDir(), "processes")
 	ctx := context.Background()
 	var id string
 	for life := range 2 {
-		n, err := Start(ctx, Options{Store: openStore(t, file), Listener: listen(t), Local: true, Ledger: file + ".processes", As: "ada"})
+		n, err := Start(ctx, Options{Store: openStore(t, open), Listener: listen(t), Local: true, Ledger: ledger, As: "ada"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -91,8 +111,8 @@ func TestNode(t *testing.T) {
 		var metrics bytes.Buffer
 		_, _ = metrics.ReadFrom(resp.Body)
 		resp.Body.Close()
-		if !strings.Contains(metrics.String(), "errand_store_flushes_total") {
-			t.Error("/metrics does not count the store's flushes")
+		if !strings.Contains(metrics.String(), metric) {
+			t.Errorf("/metrics has no %s", metric)
 		}
 		c.Close()
 		if err := n.Close(ctx, time.Second); err != nil {
@@ -112,7 +132,7 @@ func TestWithALoginLocalWorkersGetATokenOfTheirOwn(t *testing.T) {
 		t.Fatal(err)
 	}
 	ctx := context.Background()
-	n, err := Start(ctx, Options{Store: openStore(t, filepath.Join(t.TempDir(), "x.db")), Listener: listen(t), Auth: auth, Local: true})
+	n, err := Start(ctx, Options{Store: openStore(t, onFile(filepath.Join(t.TempDir(), "x.db"))), Listener: listen(t), Auth: auth, Local: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -145,7 +165,7 @@ func TestAStartThatFailsClosesWhatItWasGiven(t *testing.T) {
 	}
 	l := listen(t)
 	_, err := Start(context.Background(), Options{
-		Store: openStore(t, file), Listener: l, Local: true, Ledger: filepath.Join(blocked, "processes"), Logger: slog.New(slog.DiscardHandler),
+		Store: openStore(t, onFile(file)), Listener: l, Local: true, Ledger: filepath.Join(blocked, "processes"), Logger: slog.New(slog.DiscardHandler),
 	})
 	if err == nil || !strings.Contains(err.Error(), "ledger") {
 		t.Fatalf("Start with an impossible ledger: %v", err)
@@ -153,7 +173,7 @@ func TestAStartThatFailsClosesWhatItWasGiven(t *testing.T) {
 	if _, err := l.Accept(); !errors.Is(err, net.ErrClosed) {
 		t.Errorf("the listener is open: %v", err)
 	}
-	if err := openStore(t, file).Close(); err != nil {
+	if err := openStore(t, onFile(file)).Close(); err != nil {
 		t.Errorf("the store was not closed: %v", err)
 	}
 }

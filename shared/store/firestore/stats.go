@@ -18,9 +18,12 @@ type Stats struct {
 	// Reads, Writes and Deletes of documents. A query that finds nothing counts as one read, as does a document that is
 	// asked for and does not exist. A write that is refused counts for nothing.
 	Reads, Writes, Deletes int64
-	// Requests by method of the API: BatchWrite, Commit, BatchGetDocuments, RunQuery, Rollback.
+	// Requests by method: of [Methods].
 	Requests map[string]int64
 }
+
+// Methods of the platform that the store calls.
+var Methods = []string{"BatchGetDocuments", "BatchWrite", "Commit", "Rollback", "RunQuery"}
 
 type counters struct {
 	mu sync.Mutex
