@@ -22,10 +22,14 @@ import (
 	"github.com/errand-run/errand/shared/fleet"
 	"github.com/errand-run/errand/shared/run"
 	"github.com/errand-run/errand/shared/runtime"
+	"github.com/errand-run/errand/shared/runtime/process"
 	"github.com/errand-run/errand/shared/runtime/runtimetest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	process.Warden()
+	goleak.VerifyTestMain(m)
+}
 
 const place = "projects/p/locations/r"
 

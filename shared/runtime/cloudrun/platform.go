@@ -37,7 +37,6 @@ type platform interface {
 
 const (
 	callWithin = 10 * time.Second
-	listWithin = 30 * time.Second
 	// maxListed is how many executions or tasks are read at most: the platform keeps about a thousand that have ended and
 	// lets a thousand run.
 	maxListed = 5000
@@ -53,6 +52,7 @@ type google struct {
 	executed   *run.ExecutionsClient
 	tasksOf    *run.TasksClient
 	closeables []interface{ Close() error }
+	within     time.Duration // of a call; three times that of a listing, which may have pages
 }
 
 // dial makes the clients. They connect when they are used.
@@ -66,7 +66,7 @@ func dial(ctx context.Context, o *Options) (*google, error) {
 	}
 	// What the transport repeats by itself a server may have seen.
 	opts = append(opts[:len(opts):len(opts)], option.WithGRPCDialOption(grpc.WithDisableRetry()))
-	g := new(google)
+	g := &google{within: callWithin}
 	var err error
 	keep := func(c interface{ Close() error }, failed error) {
 		if failed != nil {
@@ -95,33 +95,33 @@ func dial(ctx context.Context, o *Options) (*google, error) {
 }
 
 func (g *google) service(ctx context.Context, name string) (*runpb.Service, error) {
-	ctx, cancel := context.WithTimeout(ctx, callWithin)
+	ctx, cancel := context.WithTimeout(ctx, g.within)
 	defer cancel()
 	return g.services.GetService(ctx, &runpb.GetServiceRequest{Name: name})
 }
 
 func (g *google) instance(ctx context.Context, name string) (*runpb.Instance, error) {
-	ctx, cancel := context.WithTimeout(ctx, callWithin)
+	ctx, cancel := context.WithTimeout(ctx, g.within)
 	defer cancel()
 	return g.instances.GetInstance(ctx, &runpb.GetInstanceRequest{Name: name})
 }
 
 func (g *google) startInstance(ctx context.Context, name string) error {
-	ctx, cancel := context.WithTimeout(ctx, callWithin)
+	ctx, cancel := context.WithTimeout(ctx, g.within)
 	defer cancel()
 	_, err := g.instances.StartInstance(ctx, &runpb.StartInstanceRequest{Name: name})
 	return err
 }
 
 func (g *google) stopInstance(ctx context.Context, name string) error {
-	ctx, cancel := context.WithTimeout(ctx, callWithin)
+	ctx, cancel := context.WithTimeout(ctx, g.within)
 	defer cancel()
 	_, err := g.instances.StopInstance(ctx, &runpb.StopInstanceRequest{Name: name})
 	return err
 }
 
 func (g *google) scalePool(ctx context.Context, name string, n int32) error {
-	ctx, cancel := context.WithTimeout(ctx, callWithin)
+	ctx, cancel := context.WithTimeout(ctx, g.within)
 	defer cancel()
 	_, err := g.pools.UpdateWorkerPool(ctx, &runpb.UpdateWorkerPoolRequest{
 		WorkerPool: &runpb.WorkerPool{Name: name, Scaling: &runpb.WorkerPoolScaling{ManualInstanceCount: &n}},
@@ -131,13 +131,13 @@ func (g *google) scalePool(ctx context.Context, name string, n int32) error {
 }
 
 func (g *google) job(ctx context.Context, name string) (*runpb.Job, error) {
-	ctx, cancel := context.WithTimeout(ctx, callWithin)
+	ctx, cancel := context.WithTimeout(ctx, g.within)
 	defer cancel()
 	return g.jobs.GetJob(ctx, &runpb.GetJobRequest{Name: name})
 }
 
 func (g *google) runJob(ctx context.Context, request *runpb.RunJobRequest) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, callWithin)
+	ctx, cancel := context.WithTimeout(ctx, g.within)
 	defer cancel()
 	op, err := g.jobs.RunJob(ctx, request)
 	if err != nil {
@@ -151,27 +151,27 @@ func (g *google) runJob(ctx context.Context, request *runpb.RunJobRequest) (stri
 }
 
 func (g *google) executions(ctx context.Context, job string) ([]*runpb.Execution, error) {
-	ctx, cancel := context.WithTimeout(ctx, listWithin)
+	ctx, cancel := context.WithTimeout(ctx, 3*g.within)
 	defer cancel()
 	it := g.executed.ListExecutions(ctx, &runpb.ListExecutionsRequest{Parent: job, PageSize: pageSize})
 	return all(it.Next)
 }
 
 func (g *google) execution(ctx context.Context, name string) (*runpb.Execution, error) {
-	ctx, cancel := context.WithTimeout(ctx, callWithin)
+	ctx, cancel := context.WithTimeout(ctx, g.within)
 	defer cancel()
 	return g.executed.GetExecution(ctx, &runpb.GetExecutionRequest{Name: name})
 }
 
 func (g *google) cancelExecution(ctx context.Context, name string) error {
-	ctx, cancel := context.WithTimeout(ctx, callWithin)
+	ctx, cancel := context.WithTimeout(ctx, g.within)
 	defer cancel()
 	_, err := g.executed.CancelExecution(ctx, &runpb.CancelExecutionRequest{Name: name})
 	return err
 }
 
 func (g *google) tasks(ctx context.Context, execution string) ([]*runpb.Task, error) {
-	ctx, cancel := context.WithTimeout(ctx, listWithin)
+	ctx, cancel := context.WithTimeout(ctx, 3*g.within)
 	defer cancel()
 	it := g.tasksOf.ListTasks(ctx, &runpb.ListTasksRequest{Parent: execution, PageSize: pageSize})
 	return all(it.Next)
