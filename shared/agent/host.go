@@ -52,7 +52,10 @@ const (
 	quickAnswer = 50 * time.Millisecond
 	// maxAsking is the largest batch, in bytes, that asks for runs: slots must not wait for a long upload.
 	maxAsking    = 256 << 10
-	pollFarewell = time.Second     // for an open request for runs to end by itself when draining
+	pollFarewell = time.Second // for an open request for runs to end by itself when draining
+	// feedFarewell is for a source to end, since the drain began: what it is claiming just then would be missed only when
+	// the worker's lease runs out.
+	feedFarewell = 6500 * time.Millisecond
 	stopPatience = time.Second     // for handlers to return once their context has ended
 	flushTime    = 5 * time.Second // for the last reports
 	snapshotTime = 3 * time.Second // for Snapshot
@@ -189,7 +192,7 @@ func (h *Host) Run(ctx context.Context) error {
 // wind brings the worker to its end. Platforms kill ten seconds after SIGTERM: nothing here waits in line for something
 // that can go on beside it.
 func (h *Host) wind(ctx context.Context, stopPoll context.CancelFunc, polled <-chan struct{}) error {
-	life := context.WithoutCancel(ctx)
+	life, began := context.WithoutCancel(ctx), time.Now()
 	// 1. No more attempts. The heartbeat tells the server, which ends an open request for runs.
 	h.mu.Lock()
 	h.draining = true
@@ -222,7 +225,7 @@ func (h *Host) wind(ctx context.Context, stopPoll context.CancelFunc, polled <-c
 		h.releaseAll()
 	}
 	farewell.Wait()
-	wait(polled, pollFarewell) // what a source is about to bring is handed back with the rest
+	wait(polled, max(feedFarewell-time.Since(began), stopPatience/10)) // what a source is about to bring is handed back, too
 	// 4. Everything that is known reaches the server: first the ends, for one may be about to be queued.
 	sessions := make(chan map[string]json.RawMessage, 1)
 	go func() { sessions <- h.snapshot(life) }()

@@ -310,10 +310,11 @@ func TestAContainerThatWasStartedByHandBeginsItsRun(t *testing.T) {
 		wantOutput string
 		wantErr    string
 	}{
-		"with its input in the environment": {vars: map[string]string{EnvInput: `{"a":1}`}, handler: ok, wantOutput: `[{"a":1},3]`},
-		"with its input as argument":        {args: []string{`"x"`}, handler: ok, wantOutput: `["x",3]`},
-		"without an input":                  {handler: ok, wantOutput: `[null,3]`},
-		"and fails":                         {handler: bad, want: 1},
+		"with its input in the environment":       {vars: map[string]string{EnvInput: `{"a":1}`}, handler: ok, wantOutput: `[{"a":1},3]`},
+		"with its input as argument":              {args: []string{`"x"`}, handler: ok, wantOutput: `["x",3]`},
+		"with an argument that gcloud took apart": {args: []string{`{"a":1`, `"b":[2`, `3]}`}, handler: ok, wantOutput: `[{"a":1,"b":[2,3]},3]`},
+		"without an input":                        {handler: ok, wantOutput: `[null,3]`},
+		"and fails":                               {handler: bad, want: 1},
 		"whose run has succeeded before": {
 			before: func(f *fake) { f.began("sum-x7/3", "null", "succeeded") }, handler: bad,
 		},

@@ -132,16 +132,18 @@ func (e *environment) readInput(getenv func(string) string, fault func(name, for
 	e.task.input = json.RawMessage(text)
 }
 
-// argument is the input that the command line carries: nothing, or one JSON document.
+// argument is the input that the command line carries: nothing, or one JSON document, also one that gcloud took apart at
+// its commas, as it does with every list.
 func argument(args []string) (json.RawMessage, error) {
-	switch len(args) {
-	case 0:
+	if len(args) == 0 {
 		return nil, nil
-	case 1:
-		if err := checkInput([]byte(args[0])); err != nil {
-			return nil, fmt.Errorf("argument: %w", err)
-		}
-		return json.RawMessage(args[0]), nil
+	}
+	text := strings.Join(args, ",")
+	switch err := checkInput([]byte(text)); {
+	case err == nil:
+		return json.RawMessage(text), nil
+	case len(args) == 1:
+		return nil, fmt.Errorf("argument: %w", err)
 	}
 	return nil, fmt.Errorf("%d arguments; want one, which is the run's input as JSON, or the input in %s", len(args), EnvInput)
 }

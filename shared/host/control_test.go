@@ -36,6 +36,7 @@ type control struct {
 	claims int
 	down   bool
 	every  time.Duration // between heartbeats, as asked for
+	lag    time.Duration // of the answer to a claim
 	seen   []string      // Authorization of claims
 }
 
@@ -191,6 +192,9 @@ func (c *control) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	w := httptest.NewRecorder()
 	c.ServeHTTP(w, req)
+	if strings.HasSuffix(req.URL.Path, ":claim") {
+		time.Sleep(c.lag)
+	}
 	return w.Result(), nil
 }
 

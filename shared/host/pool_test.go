@@ -359,3 +359,19 @@ func TestAWorkerDrainsWithinTenSeconds(t *testing.T) {
 		stopNext()
 	})
 }
+
+func TestAClaimThatIsUnderWayWhenTheWorkerDrainsIsHandedBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPond(t)
+		p.c.lag = 4 * time.Second
+		_, stop := p.worker("w1", 1, p.work(time.Hour))
+		r, m := p.c.assign("1")
+		p.publish(m)
+		synctest.Wait()
+		stop()
+		if r.state != "queued" || r.released != 1 {
+			t.Errorf("run is %s of worker %q, released %d times; want it back in the queue", r.state, r.worker, r.released)
+		}
+		p.checkEffects(map[string]int{})
+	})
+}
