@@ -104,7 +104,7 @@ func unpackLayer(dir *os.Root, layer string) error {
 	if err != nil {
 		return err
 	}
-	defer file.Close() //nolint:errcheck // it is read only
+	defer file.Close()
 	packed, err := gzip.NewReader(file)
 	if err != nil {
 		return err
