@@ -13,3 +13,6 @@ agents = {
   "concierge"         = { image = "concierge" }
   "ledger"            = { image = "ledger" }
 }
+
+# Webhook that is told what happens to runs. Leave it out and nobody is.
+notify = { url = "https://example.com/hooks/errand" }

@@ -2,15 +2,28 @@
 # itself.
 
 locals {
-  functions = toset(["intake", "tick", "notify", "deadletter"])
+  functions = toset(concat(["intake", "tick", "deadletter"], var.notify == null ? [] : ["notify"]))
 
   # What those that call the control plane are there. Events go to the outside alone.
-  function_role = { intake = "submitter", tick = "viewer", deadletter = "worker" }
+  function_role = { intake = "submitter", tick = "worker", deadletter = "worker" }
 
   function_env = {
     for name in local.functions :
-    name => merge({ ERRAND_URL = local.control_url }, lookup(var.functions_env, name, {}))
+    name => merge({ ERRAND_URL = local.control_url }, name == "notify" ? local.notify_env : {}, lookup(var.functions_env, name, {}))
   }
+
+  notify_env = var.notify == null ? {} : { for k, v in {
+    ERRAND_NOTIFY_URL   = var.notify.url
+    ERRAND_NOTIFY_FORM  = var.notify.form
+    ERRAND_NOTIFY_TYPES = length(var.notify.types) == 0 ? null : join(",", var.notify.types)
+    ERRAND_NOTIFY_KEYS  = "env:NOTIFY_KEY"
+  } : k => v if v != null }
+
+  # Secrets of the notify function, by the variable that each fills.
+  notify_secrets = var.notify == null ? {} : merge(
+    { NOTIFY_KEY = google_secret_manager_secret.notify_key[0].secret_id },
+    var.notify.url_secret == null ? {} : { ERRAND_NOTIFY_URL = var.notify.url_secret },
+  )
 
   # How Pub/Sub reaches a function: as the one account that may call it.
   push = {
@@ -34,8 +47,34 @@ module "function" {
   account  = google_service_account.function[each.key].email
   target   = each.key
   env      = local.function_env[each.key]
+  secrets  = each.key == "notify" ? local.notify_secrets : {}
   labels   = local.labels
   invokers = { caller = google_service_account.caller[each.key].member }
+
+  depends_on = [google_secret_manager_secret_iam_member.notify]
+}
+
+# The key that events are signed with. As with the signing key, an operator adds its versions.
+resource "google_secret_manager_secret" "notify_key" {
+  count = var.notify == null ? 0 : 1
+
+  project   = var.project
+  secret_id = "${var.prefix}-notify-key"
+
+  replication {
+    auto {}
+  }
+}
+
+resource "google_secret_manager_secret_iam_member" "notify" {
+  for_each = var.notify == null ? {} : { for k, v in { key = "${var.prefix}-notify-key", url = var.notify.url_secret } : k => v if v != null }
+
+  project   = var.project
+  secret_id = each.value
+  role      = "roles/secretmanager.secretAccessor"
+  member    = google_service_account.function["notify"].member
+
+  depends_on = [google_secret_manager_secret.notify_key]
 }
 
 # The safety net of all timers: once a minute, whatever else is asleep. Early, late and double ticks are harmless.

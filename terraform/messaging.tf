@@ -17,16 +17,17 @@ module "topic_control" {
   subscribers  = { control = google_service_account.control.member }
 }
 
-# What happened to runs, for the outside.
+# What happened to runs, for the outside. Where nobody is told, it is kept for ten minutes, and then forgotten.
 module "topic_events" {
   source = "./modules/topic"
 
   project      = var.project
   name         = "${var.prefix}-events"
+  retention    = var.notify == null ? "600s" : "604800s"
   dead_letters = { topic = module.topic_deadletter.topic }
   pubsub_agent = local.pubsub_agent
   publishers   = local.publish
-  push         = local.push["notify"]
+  push         = var.notify == null ? null : local.push["notify"]
 }
 
 # What was delivered too often: the function records it. It is the end of the line and has no dead letters of its own.
@@ -78,5 +79,5 @@ module "topic_trigger" {
   of_another     = true
   dead_letters   = { topic = module.topic_deadletter.topic }
   pubsub_agent   = local.pubsub_agent
-  push           = merge(local.push["intake"], { endpoint = "${local.push["intake"].endpoint}/${each.key}" })
+  push           = merge(local.push["intake"], { endpoint = "${local.push["intake"].endpoint}?trigger=${each.key}" })
 }

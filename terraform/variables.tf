@@ -194,6 +194,34 @@ variable "job_runs" {
   }
 }
 
+variable "notify" {
+  type = object({
+    url        = optional(string)
+    url_secret = optional(string)
+    form       = optional(string, "event")
+    types      = optional(list(string), [])
+  })
+  default     = null
+  description = <<-EOT
+    Webhook that is told what happens to runs, signed with a key that an operator adds to the secret PREFIX-notify-key. url_secret
+    is the id of a secret that holds the address, where the address is one. form is event (CloudEvents) or chat (a text); types
+    are the events that are told, all when empty. Nobody is told when null.
+  EOT
+
+  validation {
+    condition     = var.notify == null ? true : (var.notify.url == null) != (var.notify.url_secret == null)
+    error_message = "notify has either url or url_secret."
+  }
+  validation {
+    condition     = try(var.notify.url, null) == null ? true : can(regex("^https://[^/@#]+(/[^#]*)?$", var.notify.url))
+    error_message = "notify.url is https://HOST/PATH, without credentials."
+  }
+  validation {
+    condition     = var.notify == null ? true : contains(["event", "chat"], var.notify.form)
+    error_message = "notify.form is event or chat."
+  }
+}
+
 variable "functions_env" {
   type        = map(map(string))
   default     = {}

@@ -207,7 +207,7 @@ func planGrantsWhatEachNeedsAndNothingElse(t *testing.T, p *plan) {
 		"errand-agent-invoice-check":     {calls, {"pubsub.subscriber", "pubsub_subscription errand-pool-invoice-check"}},
 		"errand-fn-intake":               {calls},
 		"errand-fn-tick":                 {calls},
-		"errand-fn-notify":               nil,
+		"errand-fn-notify":               {{"secretmanager.secretAccessor", "secret_manager_secret errand-notify-key"}}, // it calls the outside alone
 		"errand-fn-deadletter":           {calls},
 		"errand-to-intake":               {{"run.invoker", "cloud_run_v2_service errand-fn-intake"}},
 		"errand-to-tick":                 {{"run.invoker", "cloud_run_v2_service errand-fn-tick"}},

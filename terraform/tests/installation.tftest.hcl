@@ -26,6 +26,7 @@ variables {
     "concierge"         = { image = "concierge" }
     "ledger"            = { image = "ledger" }
   }
+  notify = { url = "https://hooks.example.com/errand" }
 }
 
 run "each_shape_has_its_workload" {
@@ -76,7 +77,13 @@ run "without_instances_one_is_a_service_of_one_container" {
 run "a_trigger_is_pushed_to_the_intake" {
   command = plan
   variables {
-    fleet = ["tests/triggers"]
+    fleet  = ["tests/triggers"]
+    notify = { url_secret = "webhook", types = ["run.failed"] }
+  }
+
+  assert {
+    condition     = local.notify_env == tomap({ ERRAND_NOTIFY_FORM = "event", ERRAND_NOTIFY_TYPES = "run.failed", ERRAND_NOTIFY_KEYS = "env:NOTIFY_KEY" }) && local.notify_secrets == tomap({ NOTIFY_KEY = "errand-notify-key", ERRAND_NOTIFY_URL = "webhook" })
+    error_message = "The address of the webhook is not taken from its secret."
   }
 
   assert {

@@ -6,6 +6,7 @@ variables {
   project = "errand-test"
   region  = "europe-west1"
   fleet   = []
+  notify  = null
 }
 
 run "a_project_number_is_no_id" {
@@ -80,11 +81,27 @@ run "the_newest_key_is_not_followed" {
   expect_failures = [var.signing_key_versions]
 }
 
+run "a_webhook_has_one_address" {
+  command = plan
+  variables {
+    notify = { url = "https://hooks.example.com", url_secret = "webhook" }
+  }
+  expect_failures = [var.notify]
+}
+
+run "a_webhook_is_asked_over_tls" {
+  command = plan
+  variables {
+    notify = { url = "http://hooks.example.com" }
+  }
+  expect_failures = [var.notify]
+}
+
 run "an_empty_fleet_is_a_control_plane" {
   command = plan
 
   assert {
-    condition     = length(google_service_account.agent) == 0 && output.control_url != ""
+    condition     = length(google_service_account.agent) == 0 && output.control_url != "" && length(google_service_account.function) == 3
     error_message = "An installation without agents cannot be planned."
   }
 }

@@ -25,7 +25,13 @@ variable "account" {
 
 variable "env" {
   type        = map(string)
-  description = "Environment of the agent."
+  description = "Environment of the function."
+}
+
+variable "secrets" {
+  type        = map(string)
+  default     = {}
+  description = "Variables that are filled from the newest version of a secret: variable => id of the secret."
 }
 
 variable "target" {
