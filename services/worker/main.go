@@ -40,8 +40,12 @@ func serve(ctx context.Context, settings *host.Settings, log *slog.Logger) error
 	if !ok {
 		return fmt.Errorf("ERRAND_BUS=%.100q: want pubsub:PROJECT, or pubsub:PROJECT/PREFIX", settings.Bus)
 	}
-	project, prefix, _ := strings.Cut(place, "/")
-	b, err := pubsub.Open(ctx, pubsub.Options{Project: project, Prefix: prefix, Log: log})
+	options, err := pubsub.Parse(place)
+	if err != nil {
+		return fmt.Errorf("ERRAND_BUS=%.100q: %w", settings.Bus, err)
+	}
+	options.Log = log
+	b, err := pubsub.Open(ctx, options)
 	if err != nil {
 		return err
 	}

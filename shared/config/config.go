@@ -31,7 +31,7 @@ type Server struct {
 	Port string `env:"PORT, default=8080"`
 	// Store: sqlite:FILE, memory, or firestore:PROJECT/DATABASE, which any number of control processes share.
 	Store string `env:"ERRAND_STORE, default=sqlite:errand.db"`
-	// Bus wakes other control processes: local, for one process.
+	// Bus carries messages between processes: local, for one that is alone, or pubsub:PROJECT, pubsub:PROJECT/PREFIX.
 	Bus string `env:"ERRAND_BUS, default=local"`
 	// Runtime lists what this process can start attempts on: local, cloudrun:PROJECT/REGION. Workers that pull need none
 	// of it.
@@ -57,9 +57,6 @@ type Server struct {
 // AuthLoopback serves this machine alone, without login.
 const AuthLoopback = "loopback"
 
-// later are forms that are documented and come with the cloud; a message that names them helps more than "unknown".
-var later = []string{"pubsub"}
-
 // Load reads the environment through lookup, such as os.LookupEnv. The error names every variable that is wrong.
 func Load(ctx context.Context, lookup func(string) (string, bool)) (*Server, error) {
 	s := new(Server)
@@ -77,7 +74,7 @@ func Load(ctx context.Context, lookup func(string) (string, bool)) (*Server, err
 	if _, err := ParseStore(s.Store); err != nil {
 		fault("ERRAND_STORE", s.Store, "%v", err)
 	}
-	if err := oneOf(s.Bus, "local"); err != nil {
+	if _, err := parseBus(s.Bus); err != nil {
 		fault("ERRAND_BUS", s.Bus, "%v", err)
 	}
 	for _, r := range s.Runtime {
@@ -123,12 +120,8 @@ func (l lookuper) Lookup(name string) (string, bool) {
 }
 
 func oneOf(value string, known ...string) error {
-	driver, _, _ := strings.Cut(value, ":")
-	switch {
-	case slices.Contains(known, value):
+	if slices.Contains(known, value) {
 		return nil
-	case slices.Contains(later, driver):
-		return fmt.Errorf("%s is not in this build yet; want %s", driver, strings.Join(known, " or "))
 	}
 	return fmt.Errorf("want %s", strings.Join(known, " or "))
 }

@@ -40,10 +40,6 @@ func TestLoad(t *testing.T) {
 			},
 			wantErrors: []string{`PORT="http"`, `ERRAND_STORE="postgres:x": want sqlite:FILE or memory or firestore:PROJECT/DATABASE`, `ERRAND_BUS="nats"`, `ERRAND_RUNTIME="k8s"`, `ERRAND_AUTH="none"`},
 		},
-		"what comes with the cloud is refused by name": {
-			env:        map[string]string{"ERRAND_BUS": "pubsub:p"},
-			wantErrors: []string{"pubsub is not in this build yet"},
-		},
 		"Cloud Run beside this machine": {
 			env:         map[string]string{"ERRAND_RUNTIME": "local,cloudrun:p/europe-west1", "ERRAND_URL": "https://errand.example.com", "ERRAND_RUN_ENDPOINT": "127.0.0.1:9"},
 			wantAddress: "127.0.0.1:8080",

@@ -34,7 +34,11 @@ func (s *Server) Open(ctx context.Context, log *slog.Logger) (_ node.Options, er
 	if err != nil {
 		return o, err
 	}
-	o.Store, err = place.Open(ctx)
+	if o.Store, err = place.Open(ctx); err != nil {
+		return o, err
+	}
+	// 3. How other processes hear of them.
+	o.Bus, err = s.OpenBus(ctx, log)
 	return o, err
 }
 
@@ -45,6 +49,9 @@ func closeAll(o *node.Options) error {
 	}
 	if o.Store != nil {
 		faults = append(faults, o.Store.Close())
+	}
+	if o.Bus != nil {
+		faults = append(faults, o.Bus.Close())
 	}
 	return errors.Join(faults...)
 }

@@ -39,6 +39,7 @@ import (
 	"log/slog"
 	"os"
 	"regexp"
+	"strings"
 	"sync"
 	"time"
 
@@ -83,6 +84,16 @@ var (
 	projectID = regexp.MustCompile(`^[a-z][a-z0-9.:-]{4,62}[a-z0-9]$`)
 	prefixID  = regexp.MustCompile(`^[a-z][a-z0-9-]{0,38}[a-z0-9]$`)
 )
+
+// Parse reads where a bus is, as configuration names it behind pubsub: PROJECT, or PROJECT/PREFIX.
+func Parse(place string) (Options, error) {
+	project, prefix, named := strings.Cut(place, "/")
+	o := Options{Project: project, Prefix: prefix}
+	if named && prefix == "" {
+		return o, errors.New("an empty prefix: want PROJECT, or PROJECT/PREFIX")
+	}
+	return o, o.Check()
+}
 
 // Check refuses options that no bus can have.
 func (o Options) Check() error {

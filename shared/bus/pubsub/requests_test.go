@@ -178,6 +178,24 @@ func TestOptions(t *testing.T) {
 	}
 }
 
+func TestParse(t *testing.T) {
+	for place, want := range map[string]Options{
+		"acme-prod":               {Project: "acme-prod"},
+		"acme-prod/cell-7":        {Project: "acme-prod", Prefix: "cell-7"},
+		"example.com:acme/cell-7": {Project: "example.com:acme", Prefix: "cell-7"},
+	} {
+		got, err := Parse(place)
+		if err != nil || got.Project != want.Project || got.Prefix != want.Prefix {
+			t.Errorf("%q: got project %q, prefix %q, %v", place, got.Project, got.Prefix, err)
+		}
+	}
+	for _, place := range []string{"", "acme-prod/", "/cell-7", "acme-prod/cell-7/topic", "acme prod"} {
+		if o, err := Parse(place); err == nil {
+			t.Errorf("%q: taken as project %q, prefix %q", place, o.Project, o.Prefix)
+		}
+	}
+}
+
 // Not parallel: the environment is the process's.
 func TestEnvironment(t *testing.T) {
 	br := newFake(t)
