@@ -3,6 +3,7 @@ package fleet
 import (
 	"encoding/json"
 	"maps"
+	"net/url"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -417,13 +418,41 @@ func (c *check) resource(t *Target) {
 		}
 		c.address(path, t.Resource)
 	case RuntimeCloudRun:
+		if strings.Contains(t.Resource, "://") {
+			c.served(path, t)
+			return
+		}
 		c.text(path, t.Resource, MaxURLLength)
 		if !isCloudRunName(t.Resource) {
-			c.add(path, "%q does not name a Cloud Run resource; want projects/PROJECT/locations/REGION/services/NAME (or jobs, workerPools, instances)", clip(t.Resource))
+			c.add(path, "%q does not name a Cloud Run resource; want projects/PROJECT/locations/REGION/services/NAME (or jobs, workerPools, instances), or the https address of a service or instance", clip(t.Resource))
 		}
 	default:
 		c.text(path, t.Resource, MaxURLLength)
 	}
+}
+
+// served checks an address in place of the name of a service or instance. An identity token is sent there: it is https,
+// or on this machine.
+func (c *check) served(path string, t *Target) {
+	before := len(c.problems)
+	c.address(path, t.Resource)
+	if len(c.problems) > before {
+		return
+	}
+	u, err := url.Parse(t.Resource)
+	if err != nil || u.Scheme != "https" && !loopback(u.Hostname()) {
+		c.add(path, "an identity token is sent to this address; want https (http serves on this machine alone)")
+	}
+	for _, s := range t.Shapes {
+		if s != Service && s != Instance {
+			c.add(path, "an address takes the runs of shapes %s and %s; for shape %s name projects/PROJECT/locations/REGION/COLLECTION/NAME", Service, Instance, s)
+			return
+		}
+	}
+}
+
+func loopback(host string) bool {
+	return host == "localhost" || host == "::1" || strings.HasPrefix(host, "127.") && strings.Trim(host, "0123456789.") == ""
 }
 
 // isCloudRunName accepts projects/P/locations/R/COLLECTION/NAME.

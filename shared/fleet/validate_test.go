@@ -178,10 +178,19 @@ func TestTargetIsRefused(t *testing.T) {
 		"on http at a path":               {func(t *Target) { t.Runtime, t.Shapes, t.Resource = RuntimeHTTP, []Shape{Service}, "/run" }, "spec.resource"},
 		"on Cloud Run without a resource": {func(t *Target) { t.Runtime, t.Shapes = RuntimeCloudRun, []Shape{Job} }, "spec.resource"},
 		"on Cloud Run without shapes":     {func(t *Target) { t.Runtime, t.Resource = RuntimeCloudRun, "projects/p/locations/r/jobs/j" }, "spec.shapes"},
-		"with a bad label":                {func(t *Target) { t.Labels = map[string]string{"": ""} }, `spec.labels.""`},
-		"with a bad taint":                {func(t *Target) { t.Taints = []string{"a=b c"} }, "spec.taints[0]"},
-		"with a tenant that is no name":   {func(t *Target) { t.Tenants = []string{"A"} }, "spec.tenants[0]"},
-		"with a negative cost":            {func(t *Target) { t.Cost = Cost{-1, math.Inf(1)} }, "spec.cost.perRunSecondUSD spec.cost.perRunUSD"},
+		"on Cloud Run at an address in the open": {func(t *Target) {
+			t.Runtime, t.Shapes, t.Resource = RuntimeCloudRun, []Shape{Service}, "http://127.example.com"
+		}, "spec.resource"},
+		"on Cloud Run at an address with a password": {func(t *Target) {
+			t.Runtime, t.Shapes, t.Resource = RuntimeCloudRun, []Shape{Service}, "https://a:b@example.com"
+		}, "spec.resource"},
+		"on Cloud Run with jobs at an address": {func(t *Target) {
+			t.Runtime, t.Shapes, t.Resource = RuntimeCloudRun, []Shape{Service, Job}, "https://example.com"
+		}, "spec.resource"},
+		"with a bad label":              {func(t *Target) { t.Labels = map[string]string{"": ""} }, `spec.labels.""`},
+		"with a bad taint":              {func(t *Target) { t.Taints = []string{"a=b c"} }, "spec.taints[0]"},
+		"with a tenant that is no name": {func(t *Target) { t.Tenants = []string{"A"} }, "spec.tenants[0]"},
+		"with a negative cost":          {func(t *Target) { t.Cost = Cost{-1, math.Inf(1)} }, "spec.cost.perRunSecondUSD spec.cost.perRunUSD"},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -268,19 +277,21 @@ func TestTriggerIsRefused(t *testing.T) {
 func TestGoodObjectsHaveNoProblems(t *testing.T) {
 	longest := strings.Repeat("a", MaxNameLength)
 	tests := map[string]Object{
-		"an agent":                           goodAgent(),
-		"an agent that others start":         &Agent{Meta: Meta{Name: longest}, Shape: Service},
-		"an agent at an address":             &Agent{Meta: Meta{Name: "0"}, Shape: Service, Run: Run{URL: "https://h:1/r"}},
-		"a process that is posted to":        &Agent{Meta: Meta{Name: "a"}, Shape: Service, Run: Run{Command: []string{"x"}, Protocol: HTTP}},
-		"a work queue":                       &Agent{Meta: Meta{Name: "a"}, Shape: Job, Job: &JobSpec{Parallelism: new(3)}},
-		"a label with a domain":              &Agent{Meta: Meta{Name: "a", Labels: map[string]string{"a.b/C_d": ""}}, Shape: Pool},
-		"a target":                           goodTarget(),
-		"a target bounded by its workers":    &Target{Meta: Meta{Name: "t"}, Runtime: RuntimePoll},
-		"a target on Cloud Run":              &Target{Meta: Meta{Name: "t"}, Runtime: RuntimeCloudRun, Shapes: []Shape{Pool}, Resource: "projects/p/locations/r-1/workerPools/w", Capacity: Capacity{Runs: 1}},
-		"a target at an address":             &Target{Meta: Meta{Name: "t"}, Runtime: RuntimeHTTP, Shapes: []Shape{Service}, Resource: "https://h/run", Capacity: Capacity{Runs: 1}},
-		"a tenant":                           goodTenant(),
-		"a tenant with nothing but its name": &Tenant{Meta: Meta{Name: "t"}},
-		"a trigger":                          goodTrigger(),
+		"an agent":                            goodAgent(),
+		"an agent that others start":          &Agent{Meta: Meta{Name: longest}, Shape: Service},
+		"an agent at an address":              &Agent{Meta: Meta{Name: "0"}, Shape: Service, Run: Run{URL: "https://h:1/r"}},
+		"a process that is posted to":         &Agent{Meta: Meta{Name: "a"}, Shape: Service, Run: Run{Command: []string{"x"}, Protocol: HTTP}},
+		"a work queue":                        &Agent{Meta: Meta{Name: "a"}, Shape: Job, Job: &JobSpec{Parallelism: new(3)}},
+		"a label with a domain":               &Agent{Meta: Meta{Name: "a", Labels: map[string]string{"a.b/C_d": ""}}, Shape: Pool},
+		"a target":                            goodTarget(),
+		"a target bounded by its workers":     &Target{Meta: Meta{Name: "t"}, Runtime: RuntimePoll},
+		"a target on Cloud Run at an address": &Target{Meta: Meta{Name: "t"}, Runtime: RuntimeCloudRun, Shapes: []Shape{Service, Instance}, Resource: "https://x.run.app", Capacity: Capacity{Runs: 1}},
+		"a target on this machine":            &Target{Meta: Meta{Name: "t"}, Runtime: RuntimeCloudRun, Shapes: []Shape{Service}, Resource: "http://127.0.0.1:8080", Capacity: Capacity{Runs: 1}},
+		"a target on Cloud Run":               &Target{Meta: Meta{Name: "t"}, Runtime: RuntimeCloudRun, Shapes: []Shape{Pool}, Resource: "projects/p/locations/r-1/workerPools/w", Capacity: Capacity{Runs: 1}},
+		"a target at an address":              &Target{Meta: Meta{Name: "t"}, Runtime: RuntimeHTTP, Shapes: []Shape{Service}, Resource: "https://h/run", Capacity: Capacity{Runs: 1}},
+		"a tenant":                            goodTenant(),
+		"a tenant with nothing but its name":  &Tenant{Meta: Meta{Name: "t"}},
+		"a trigger":                           goodTrigger(),
 		"a trigger of another project's topic": &Trigger{
 			Meta: Meta{Name: "t"}, PubSub: &PubSubSource{Topic: "projects/p/topics/orders", MaxAttempts: 7}, Run: TriggerRun{Agent: "a", Input: "message.data"},
 		},
