@@ -28,6 +28,7 @@ import (
 
 func TestMain(m *testing.M) {
 	process.Warden()
+	container()
 	goleak.VerifyTestMain(m)
 }
 

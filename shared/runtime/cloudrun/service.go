@@ -142,6 +142,8 @@ func (rt *Runtime) platformsWord(x *attempt, at address, r runtime.Report, took 
 			rt.addresses.drop(x.resource.name)
 			r.RetryIn = max(r.RetryIn, restartWait)
 		}
+	case strconv.Itoa(http.StatusUnauthorized), strconv.Itoa(http.StatusForbidden):
+		r.Message += fmt.Sprintf("; if the platform says so, grant the control plane's service account roles/run.invoker on %s", x.resource.name)
 	case strconv.Itoa(http.StatusGatewayTimeout):
 		return rt.timedOut(x, at, r, took)
 	}
@@ -225,7 +227,7 @@ func (rt *Runtime) wake(ctx context.Context, name string) (address, error) {
 
 func stopped(i *runpb.Instance) bool {
 	switch i.GetTerminalCondition().GetInstanceReason() {
-	case runpb.Condition_INSTANCE_STOPPED, runpb.Condition_INSTANCE_STOPPING:
+	case runpb.Condition_INSTANCE_STOPPED, runpb.Condition_INSTANCE_STOPPING, runpb.Condition_INSTANCE_NON_ZERO_EXIT_CODE:
 		return true
 	}
 	return false

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/errand-run/errand/shared/identity"
 	errand "github.com/errand-run/errand/shared/run"
 	"github.com/errand-run/errand/shared/runtime"
 	"github.com/errand-run/errand/shared/twin"
@@ -35,13 +36,14 @@ type cloud struct {
 	ledger string // a file to which each task appends EXECUTION ATTEMPT
 }
 
-// inCloud begins a cloud whose job notes itself in the ledger and then does what the script says.
-func inCloud(t *testing.T, script string) *cloud {
+// newCloud begins a cloud.
+func newCloud(t *testing.T) *cloud {
 	t.Helper()
 	c := &cloud{T: t, d: &desk{held: make(map[string][]runtime.Held)}, ledger: filepath.Join(t.TempDir(), "ledger")}
 	var err error
 	c.Twin, err = twin.Start(context.Background(), twin.Options{
-		Images: map[string][]string{"sh": {"sh", "-c"}}, CancelGrace: 100 * time.Millisecond, Grace: 100 * time.Millisecond,
+		Images: map[string][]string{"sh": {"sh", "-c"}, "agent": {os.Args[0]}}, Env: map[string]string{"GORACE": "atexit_sleep_ms=0"},
+		CancelGrace: 100 * time.Millisecond, Grace: 100 * time.Millisecond, Invokers: []string{"serviceAccount:" + caller},
 		Logger: slog.New(slog.NewTextHandler(t.Output(), nil)),
 	})
 	if err != nil {
@@ -52,13 +54,31 @@ func inCloud(t *testing.T, script string) *cloud {
 			t.Error(err)
 		}
 	})
-	c.job = c.Parent() + "/jobs/j"
-	client, err := run.NewJobsClient(t.Context(), option.WithEndpoint(c.Endpoint()), option.WithoutAuthentication(),
+	c.open()
+	t.Cleanup(func() { c.close() })
+	return c
+}
+
+const caller = "control@twin-project.iam.gserviceaccount.com"
+
+// declares makes one of Google's clients for the time of the test.
+func declares[C interface{ Close() error }](c *cloud, open func(context.Context, ...option.ClientOption) (C, error)) C {
+	c.Helper()
+	client, err := open(c.Context(), option.WithEndpoint(c.Endpoint()), option.WithoutAuthentication(),
 		option.WithGRPCDialOption(grpc.WithTransportCredentials(insecure.NewCredentials())))
 	if err != nil {
-		t.Fatal(err)
+		c.Fatal(err)
 	}
-	defer client.Close()
+	c.Cleanup(func() { _ = client.Close() })
+	return client
+}
+
+// inCloud begins a cloud whose job notes itself in the ledger and then does what the script says.
+func inCloud(t *testing.T, script string) *cloud {
+	t.Helper()
+	c := newCloud(t)
+	c.job = c.Parent() + "/jobs/j"
+	client := declares(c, run.NewJobsClient)
 	const note = `i=$((CLOUD_RUN_TASK_INDEX+1)); echo $CLOUD_RUN_EXECUTION $(echo $ERRAND_ATTEMPT | cut -d, -f$i) $(echo $ERRAND_TICKET | cut -d, -f$i) $ERRAND_URL >>$LEDGER; `
 	op, err := client.CreateJob(t.Context(), &runpb.CreateJobRequest{Parent: c.Parent(), JobId: "j", Job: &runpb.Job{Template: &runpb.ExecutionTemplate{
 		Template: &runpb.TaskTemplate{
@@ -72,8 +92,6 @@ func inCloud(t *testing.T, script string) *cloud {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.open()
-	t.Cleanup(func() { c.close() })
 	return c
 }
 
@@ -87,6 +105,11 @@ func (c *cloud) open() {
 		Poll: 20 * time.Millisecond, LongestPoll: 100 * time.Millisecond, Settle: 50 * time.Millisecond, MissingFor: 500 * time.Millisecond,
 		Grace: 300 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(c.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
 	}
+	host, err := c.Identity(caller)
+	if err != nil {
+		c.Fatal(err)
+	}
+	o.Tokens = identity.Metadata(identity.Options{Host: host})
 	p, err := dial(c.Context(), &o)
 	if err != nil {
 		c.Fatal(err)
