@@ -107,3 +107,12 @@ func (c *Client) ReplayDeadLetter(ctx context.Context, id string, r Replay) (*Ru
 }
 
 func letterPath(id string) string { return "/v1/deadletters/" + url.PathEscape(id) }
+
+// RunEventPrefix begins the type of every CloudEvent about a run; the type of the history's event follows: see Event.
+const RunEventPrefix = "dev.errand.run."
+
+// RunEvent is the data of a CloudEvent about a run. The CloudEvent's id is RUN/SEQ, its subject the run's id.
+type RunEvent struct {
+	Run   Run   `json:"run"` // after the event, without input and output
+	Event Event `json:"event"`
+}

@@ -103,6 +103,7 @@ func TestEachRuleCanFail(t *testing.T) {
 
 	tests := map[string]struct {
 		file, text string
+		more       map[string]string // files by path
 		remove     string
 		want       []string // the beginning of each problem, or all of it
 	}{
@@ -216,6 +217,15 @@ func TestEachRuleCanFail(t *testing.T) {
 			file: "services/worker/other.go", text: imports("main", "~/jobs/audit"),
 			want: []string{"services/worker/other.go:2: mains: github.com/errand-run/errand/jobs/audit is a command"},
 		},
+		"parts of the functions, which are one command": {
+			file: "functions/main.go", text: imports("main", "~/functions/tick"),
+			more: map[string]string{"functions/tick/tick.go": "package tick\n"},
+		},
+		"a part of the functions in another command": {
+			file: "services/worker/other.go", text: imports("main", "~/functions/tick"),
+			more: map[string]string{"functions/tick/tick.go": "package tick\n"},
+			want: []string{"services/worker/other.go:2: mains: github.com/errand-run/errand/functions/tick is a command"},
+		},
 		"a package that imports the top": {
 			file: "shared/control/top.go", text: imports("control", "~"),
 			want: []string{"shared/control/top.go:2: mains: github.com/errand-run/errand is a command"},
@@ -280,6 +290,9 @@ func TestEachRuleCanFail(t *testing.T) {
 			}
 			if tt.file != "" {
 				tree[tt.file] = &fstest.MapFile{Data: []byte(tt.text)}
+			}
+			for file, text := range tt.more {
+				tree[file] = &fstest.MapFile{Data: []byte(text)}
 			}
 			problems, err := Check(tree, small())
 			if err != nil {

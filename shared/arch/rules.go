@@ -34,7 +34,8 @@ func (c *checker) known() {
 			}
 			continue
 		}
-		if dir == "." || slices.Contains(mainFolders, path.Dir(dir)) || dir == "examples" && c.tree.dirs[dir].isTest() {
+		// functions/ is one command, and its folders are its parts.
+		if dir == "." || dir == "functions" || slices.Contains(mainFolders, path.Dir(dir)) || dir == "examples" && c.tree.dirs[dir].isTest() {
 			continue
 		}
 		c.report(dir, 0, "unknown package",
@@ -134,7 +135,10 @@ func (c *checker) libraries() {
 	prefixes := slices.Sorted(maps.Keys(c.rules.Libraries))
 	used := make(map[string]bool)
 	c.tree.each(func(dir *folder, f *file) {
-		name, _ := shared(dir.path)
+		name, importable := shared(dir.path)
+		if !importable {
+			name = dir.path
+		}
 		tests := f.test || c.rules.Packages[name].Suite
 		for _, i := range f.imports {
 			if _, ok := own(i.path); ok {
@@ -237,7 +241,8 @@ func (c *checker) mains() {
 			if !ok || to == dir.path {
 				continue
 			}
-			if _, ok := shared(to); !ok {
+			part := within(to, "functions") && within(dir.path, "functions") && c.tree.dirs[to] != nil && !c.tree.dirs[to].isMain()
+			if _, ok := shared(to); !ok && !part {
 				c.report(f.path, i.line, "mains", "%s is a command; what others need of it belongs under shared/", i.path)
 			}
 		}

@@ -157,6 +157,8 @@ func House() Rules {
 			"arch":      nil,
 		},
 		Libraries: map[string][]string{
+			"github.com/GoogleCloudPlatform/functions-framework-go": {"functions"},
+
 			"cel.dev/cel-go":                             {"expr"},
 			"github.com/coreos/go-oidc/v3":               {"server/oidc"},
 			"github.com/danielgtaylor/huma/v2":           {"server"},

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"mime"
 	"net/http"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -264,4 +265,25 @@ func (m *Message) Value() json.RawMessage {
 		return json.RawMessage("null") // a text and bytes always encode
 	}
 	return raw
+}
+
+// The names of subscriptions say what they deliver: PREFIX-trigger-NAME the messages of a trigger, PREFIX-pool-TARGET the
+// hand-overs to the workers of a target. In full or alone.
+var (
+	ofTrigger = regexp.MustCompile(`^(?:projects/[^/]+/subscriptions/)?(?:[^/]*?-)??trigger-([a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?)$`)
+	ofPool    = regexp.MustCompile(`^(?:projects/[^/]+/subscriptions/)?(?:[^/]*?-)??pool-([a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?)$`)
+)
+
+// OfTrigger is the trigger that a subscription's name tells; "" if it tells none.
+func OfTrigger(subscription string) string { return named(ofTrigger, subscription) }
+
+// OfPool is the target to whose pool a subscription's name tells that it hands over; "" if it tells none.
+func OfPool(subscription string) string { return named(ofPool, subscription) }
+
+func named(form *regexp.Regexp, subscription string) string {
+	m := form.FindStringSubmatch(subscription)
+	if m == nil {
+		return ""
+	}
+	return m[1]
 }

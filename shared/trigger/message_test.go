@@ -209,3 +209,22 @@ func FuzzRead(f *testing.F) {
 		}
 	})
 }
+
+func TestSubscriptionsTellWhatTheyDeliver(t *testing.T) {
+	for subscription, want := range map[string][2]string{
+		"projects/p/subscriptions/errand-trigger-orders": {"orders", ""},
+		"errand-trigger-orders":                          {"orders", ""},
+		"trigger-orders":                                 {"orders", ""},
+		"my-prod-trigger-trigger-x":                      {"trigger-x", ""},
+		"projects/p/subscriptions/errand-pool-gpu":       {"", "gpu"},
+		"errand-events":                                  {"", ""},
+		"errand-trigger-":                                {"", ""},
+		"errand-trigger-Orders":                          {"", ""},
+		"a/b-trigger-orders":                             {"", ""},
+		"":                                               {"", ""},
+	} {
+		if got := [2]string{OfTrigger(subscription), OfPool(subscription)}; got != want {
+			t.Errorf("%q tells %q, want %q", subscription, got, want)
+		}
+	}
+}
