@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -25,6 +26,8 @@ func TestServeAnswersAndEndsWithItsContext(t *testing.T) {
 	t.Setenv("PORT", "0")
 	t.Setenv("ERRAND_STORE", "sqlite:"+filepath.Join(dir, "errand.db"))
 	t.Setenv("ERRAND_LEDGER", filepath.Join(dir, "processes"))
+	metrics := freeAddress(t)
+	t.Setenv("ERRAND_METRICS", metrics)
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
 	r, w := io.Pipe()
@@ -49,6 +52,15 @@ func TestServeAnswersAndEndsWithItsContext(t *testing.T) {
 	if resp.StatusCode != http.StatusOK {
 		t.Errorf("ready: %s", resp.Status)
 	}
+	figures, err := http.Get("http://" + metrics + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := io.ReadAll(figures.Body)
+	figures.Body.Close()
+	if err != nil || !strings.Contains(string(text), "errand_queue_oldest_seconds") {
+		t.Errorf("metrics beside the door: %s, %v", figures.Status, err)
+	}
 	stop()
 	select {
 	case err := <-served:
@@ -67,4 +79,14 @@ func TestServeTellsEveryFaultOfItsEnvironment(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "PORT") || !strings.Contains(err.Error(), "want firestore:PROJECT/DATABASE") {
 		t.Errorf("serve: %v", err)
 	}
+}
+
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
 }

@@ -42,6 +42,9 @@ type Server struct {
 	URL string `env:"ERRAND_URL"`
 	// Advertise is the URL under which other control processes of the same store reach this one; empty where they cannot.
 	Advertise string `env:"ERRAND_ADVERTISE"`
+	// Metrics is HOST:PORT of a loopback address where figures are served without login, to a collector beside this process;
+	// /metrics of the port itself needs one.
+	Metrics string `env:"ERRAND_METRICS"`
 	// Auth: loopback, which needs no login and serves this machine alone; tokens:FILE, a JSON list of API tokens; or
 	// oidc:FILE, issuers and principals as in package server/oidc, and API tokens beside them.
 	Auth string `env:"ERRAND_AUTH, default=loopback"`
@@ -96,6 +99,9 @@ func Load(ctx context.Context, lookup func(string) (string, bool)) (*Server, err
 	}
 	if _, _, err := net.SplitHostPort(s.RunEndpoint); s.RunEndpoint != "" && err != nil {
 		fault("ERRAND_RUN_ENDPOINT", s.RunEndpoint, "want HOST:PORT")
+	}
+	if host, _, err := net.SplitHostPort(s.Metrics); s.Metrics != "" && (err != nil || !net.ParseIP(host).IsLoopback()) {
+		fault("ERRAND_METRICS", s.Metrics, "want HOST:PORT of a loopback address, such as 127.0.0.1:9464")
 	}
 	if _, err := ParseRetain(s.RetainMax); err != nil {
 		fault("ERRAND_RETAIN_MAX", s.RetainMax, "%v", err)

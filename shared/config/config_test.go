@@ -48,6 +48,8 @@ func TestLoad(t *testing.T) {
 			env:        map[string]string{"ERRAND_RUNTIME": "cloudrun:p", "ERRAND_RUN_ENDPOINT": "here", "ERRAND_ADVERTISE": "10.0.0.1:80"},
 			wantErrors: []string{"cloudrun:PROJECT/REGION", "ERRAND_URL", "HOST:PORT", "ERRAND_ADVERTISE"},
 		},
+		"figures for a collector beside the process": {env: map[string]string{"ERRAND_METRICS": "127.0.0.1:9464"}, wantAddress: "127.0.0.1:8080"},
+		"figures for everybody are refused":          {env: map[string]string{"ERRAND_METRICS": ":9464"}, wantErrors: []string{"ERRAND_METRICS", "loopback"}},
 		"a bound of retention that is no duration is refused": {
 			env:        map[string]string{"ERRAND_RETAIN_MAX": "30"},
 			wantErrors: []string{`ERRAND_RETAIN_MAX="30"`, "30s"},

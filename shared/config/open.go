@@ -29,6 +29,11 @@ func (s *Server) Open(ctx context.Context, log *slog.Logger) (_ node.Options, er
 	if o.Listener, err = net.Listen("tcp", s.Address()); err != nil {
 		return o, fmt.Errorf("listen: %w", err)
 	}
+	if s.Metrics != "" {
+		if o.Metrics, err = net.Listen("tcp", s.Metrics); err != nil {
+			return o, fmt.Errorf("listen for ERRAND_METRICS: %w", err)
+		}
+	}
 	// 2. Where runs are kept.
 	place, err := ParseStore(s.Store)
 	if err != nil {
@@ -46,6 +51,9 @@ func closeAll(o *node.Options) error {
 	var faults []error
 	if o.Listener != nil {
 		faults = append(faults, o.Listener.Close())
+	}
+	if o.Metrics != nil {
+		faults = append(faults, o.Metrics.Close())
 	}
 	if o.Store != nil {
 		faults = append(faults, o.Store.Close())

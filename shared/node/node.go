@@ -15,6 +15,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -37,6 +38,9 @@ import (
 type Options struct {
 	Store    store.Store
 	Listener net.Listener
+	// Metrics serves figures without login to a collector on this machine: a loopback address, nil for none. It is closed
+	// by Close, and by a Start that fails.
+	Metrics net.Listener
 	// Auth tells who asks; nil serves this machine alone, without login, and everybody is As ("local" when empty).
 	Auth server.Authenticator
 	As   string
@@ -85,8 +89,9 @@ type Node struct {
 	workerToken string
 	stop        context.CancelFunc
 	headroom    []byte
-	serving     chan struct{} // closed when serveErr is there
-	err         error         // of serving
+	serving     chan struct{}  // closed when serveErr is there
+	err         error          // of serving
+	beside      sync.WaitGroup // serving metrics
 }
 
 // headroom is memory that is never touched, and so takes none of the machine's, but counts for the collector: it lets a
@@ -165,6 +170,13 @@ func Start(ctx context.Context, o Options) (_ *Node, err error) {
 		defer close(n.serving)
 		n.err = n.server.Serve(serveCtx, o.Listener, httpGrace)
 	}()
+	if o.Metrics != nil {
+		n.beside.Go(func() {
+			if err := n.server.ServeMetrics(serveCtx, o.Metrics); err != nil {
+				o.Logger.Error("metrics are not served", "error", err)
+			}
+		})
+	}
 	return n, nil
 }
 
@@ -220,6 +232,9 @@ func (n *Node) abandon() error {
 	if n.o.Bus != nil {
 		faults = append(faults, n.o.Bus.Close())
 	}
+	if n.o.Metrics != nil {
+		faults = append(faults, n.o.Metrics.Close())
+	}
 	return errors.Join(append(faults, n.o.Listener.Close(), n.o.Store.Close())...)
 }
 
@@ -255,6 +270,7 @@ func (n *Node) Close(ctx context.Context, grace time.Duration) error {
 	// 2. Nobody asks any more.
 	n.stop()
 	<-n.serving
+	n.beside.Wait()
 	note("serve", n.err)
 	// 3. Nobody decides any more, and nothing is written.
 	note("stop the control plane", n.plane.Close(ctx))

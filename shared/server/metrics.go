@@ -1,7 +1,10 @@
 package server
 
 import (
+	"context"
+	"fmt"
 	"log/slog"
+	"net"
 	"net/http"
 	"slices"
 	"strconv"
@@ -99,11 +102,12 @@ var (
 	descUsed     = prometheus.NewDesc("errand_target_slots_used", "Slots in use.", []string{"target"}, nil)
 	descLeader   = prometheus.NewDesc("errand_leader", "1 when this process decides.", nil, nil)
 	descReady    = prometheus.NewDesc("errand_ready", "1 when this process can serve.", nil, nil)
+	descUnknown  = prometheus.NewDesc("errand_receipts_unknown", "Effects of which nobody knows whether they happened, 1000 at most. The process that decides has it.", nil, nil)
 	descWaits    = prometheus.NewDesc("errand_http_open", "Requests that wait or stream.", []string{"kind"}, nil)
 )
 
 func (c *fleetCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descRuns, descQueued, descRunning, descOldest, descCapacity, descUsed, descLeader, descReady, descWaits} {
+	for _, d := range []*prometheus.Desc{descRuns, descQueued, descRunning, descOldest, descCapacity, descUsed, descLeader, descReady, descUnknown, descWaits} {
 		ch <- d
 	}
 }
@@ -129,9 +133,45 @@ func (c *fleetCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 	leader, _ := c.s.plane.Health()
 	gauge(descLeader, oneIf(leader))
+	if leader { // one process reads the store for it, not all of them
+		ctx, cancel := context.WithTimeout(c.s.alive, scrapeTimeout)
+		defer cancel()
+		receipts, _, err := c.s.plane.UnknownReceipts(ctx, maxUnknown, "")
+		if err != nil {
+			c.s.log.WarnContext(ctx, "count unknown receipts", "error", err)
+		} else {
+			gauge(descUnknown, float64(len(receipts)))
+		}
+	}
 	gauge(descReady, oneIf(c.s.plane.Ready() == nil))
 	gauge(descWaits, float64(c.s.waits.now.Load()), "wait")
 	gauge(descWaits, float64(c.s.streams.now.Load()), "stream")
+}
+
+// What a scrape may take of the store.
+const (
+	scrapeTimeout = 5 * time.Second
+	maxUnknown    = 1000
+)
+
+// ServeMetrics answers GET /metrics without login, and nothing else, until the context ends; then it closes the listener,
+// which must be of a loopback address: a collector on this machine has no identity to show.
+func (s *Server) ServeMetrics(ctx context.Context, l net.Listener) error {
+	if !isLoopback(l.Addr().String()) {
+		_ = l.Close()
+		return fmt.Errorf("serve metrics on %s: they need no login there, so only a loopback address is served", l.Addr())
+	}
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", s.metrics.handler(s.log))
+	hs := &http.Server{
+		Handler: mux, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: arrival, WriteTimeout: departure, MaxHeaderBytes: 8 << 10,
+		ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelWarn),
+	}
+	defer context.AfterFunc(ctx, func() { _ = hs.Close() })()
+	if err := hs.Serve(l); err != nil && ctx.Err() == nil {
+		return fmt.Errorf("serve metrics on %s: %w", l.Addr(), err)
+	}
+	return nil
 }
 
 func oneIf(b bool) float64 {

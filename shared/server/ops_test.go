@@ -89,7 +89,7 @@ func TestMetrics(t *testing.T) {
 	s.plane.finish("a")
 	s.do("BREW", "/v1/runs", "")
 	wants := []string{
-		`errand_runs{state="queued"} 3`, `errand_queue_depth{agent="echo"} 4`, `errand_running{agent="echo"} 2`, "errand_leader 1", "errand_ready 1",
+		`errand_runs{state="queued"} 3`, `errand_queue_depth{agent="echo"} 4`, `errand_running{agent="echo"} 2`, "errand_leader 1", "errand_ready 1", "errand_receipts_unknown 0",
 		`errand_runs_finished_total{agent="echo",outcome="succeeded",reason=""} 1`, `errand_run_wait_seconds_count{agent="echo"} 1`,
 		`errand_run_duration_seconds_sum{agent="echo"} 1`, `errand_http_requests_total{method="other",route="none",status="405"} 1`, "go_goroutines",
 	}
@@ -107,6 +107,42 @@ func TestMetrics(t *testing.T) {
 	})
 	if missing != "" {
 		t.Errorf("missing %s", missing)
+	}
+}
+
+func TestACollectorOnTheMachineReadsFiguresAndNothingElse(t *testing.T) {
+	auth, err := NewTokens([]Token{{Name: "ada", SHA256: HashToken("sesame"), Role: Admin}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := newSite(t, func(o *Options) { o.Loopback, o.Auth = false, auth })
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	served := make(chan error, 1)
+	go func() { served <- s.ServeMetrics(ctx, l) }()
+	for path, want := range map[string]int{"/metrics": 200, "/v1/stats": 404, "/v1/runs": 404, "/": 404} {
+		resp, err := http.Get("http://" + l.Addr().String() + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = resp.Body.Close()
+		if resp.StatusCode != want {
+			t.Errorf("GET %s without login: %s, want %d", path, resp.Status, want)
+		}
+	}
+	stop()
+	if err := <-served; err != nil {
+		t.Errorf("ServeMetrics: %v", err)
+	}
+	everywhere, err := net.Listen("tcp", ":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.ServeMetrics(t.Context(), everywhere); err == nil || !strings.Contains(err.Error(), "only a loopback address") {
+		t.Errorf("figures for everybody: %v, want a refusal", err)
 	}
 }
 
