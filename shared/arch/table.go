@@ -90,6 +90,7 @@ func House() Rules {
 			"bus/internal/port":   {Layer: drivers},
 			"bus/local":           {Layer: drivers, Beside: []string{"bus/internal/port"}},
 			"bus/pubsub":          {Layer: drivers, Beside: []string{"bus/internal/port"}},
+			"bus/events":          {Layer: drivers},
 			"bus/bustest":         {Layer: drivers, Suite: true},
 			"runtime/process":     {Layer: drivers},
 			"runtime/httpio":      {Layer: drivers},
@@ -161,6 +162,7 @@ func House() Rules {
 
 			"cel.dev/cel-go":                             {"expr"},
 			"github.com/coreos/go-oidc/v3":               {"server/oidc"},
+			"github.com/cloudevents/sdk-go/v2":           {"bus/events"},
 			"github.com/danielgtaylor/huma/v2":           {"server"},
 			"github.com/go-chi/chi/v5":                   {"server"},
 			"github.com/go-jose/go-jose/v4":              {"server/oidc"},
