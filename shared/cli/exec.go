@@ -15,6 +15,7 @@ import (
 	"github.com/errand-run/errand/shared/cli/internal/render"
 	"github.com/errand-run/errand/shared/fleet"
 	"github.com/errand-run/errand/shared/host"
+	"github.com/errand-run/errand/shared/identity"
 )
 
 // execFlags are what exec is asked for. Each has a variable of the environment for use as a container's entrypoint.
@@ -80,6 +81,9 @@ func (a *app) execDefaults(cmd *cobra.Command, f *execFlags) error {
 	f.worker = firstOf(f.worker, a.env(agent.EnvWorker))
 	a.server = firstOf(a.server, a.env("ERRAND_SERVER"), a.env(agent.EnvURL))
 	a.token = firstOf(a.token, a.env(agent.EnvWorkerToken))
+	if identity.OnPlatform(a.env) {
+		a.tokens = identity.Metadata(identity.Options{Host: a.env(identity.EnvHost)})
+	}
 	switch {
 	case len(f.agents) == 0:
 		return usagef("exec: which agent? want --agent NAME or %s", agent.EnvAgent)
