@@ -36,7 +36,7 @@ func (rt *Runtime) handOver(ctx context.Context, a *runtime.Assignment, refuse f
 		return nil
 	case errors.Is(err, bus.ErrNoTopic):
 		return refuse(fmt.Errorf("hand over by topic %s: %w; create it with a subscription of its name", bus.Pool(a.Target.Name()), err))
-	case errors.Is(err, bus.ErrTooLarge), errors.Is(err, bus.ErrClosed):
+	case errors.Is(err, bus.ErrTooLarge), errors.Is(err, bus.ErrInvalid), errors.Is(err, bus.ErrClosed):
 		return refuse(fmt.Errorf("hand over by topic %s: %w", bus.Pool(a.Target.Name()), err))
 	}
 	return fmt.Errorf("hand over attempt %s by topic %s: %w", a.ID(), bus.Pool(a.Target.Name()), err)

@@ -19,9 +19,13 @@ resource "google_pubsub_subscription" "this" {
     ttl = ""
   }
 
-  retry_policy {
-    minimum_backoff = "10s"
-    maximum_backoff = "600s"
+  # Who pulls paces what failed by itself; and what it gives back for want of a free slot must go to another at once.
+  dynamic "retry_policy" {
+    for_each = var.push == null ? [] : [1]
+    content {
+      minimum_backoff = "10s"
+      maximum_backoff = "600s"
+    }
   }
 
   dynamic "dead_letter_policy" {

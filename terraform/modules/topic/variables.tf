@@ -52,8 +52,8 @@ variable "dead_letters" {
 
 variable "max_delivery_attempts" {
   type        = number
-  default     = 10
-  description = "Deliveries, as well as Pub/Sub counts them, before a message is a dead letter."
+  default     = 20
+  description = "Deliveries, as well as Pub/Sub counts them, before a message is a dead letter. What a full receiver gives back counts too."
 
   validation {
     condition     = var.max_delivery_attempts >= 5 && var.max_delivery_attempts <= 100
