@@ -39,6 +39,7 @@ var starts = map[string]start{
 	"checker":   {env: []string{"ERRAND_PROTOCOL=http"}, path: "/?"},
 	"concierge": {env: []string{"ERRAND_PROTOCOL=http"}, path: "/?"},
 	"ledger":    {env: []string{"ERRAND_PROTOCOL=http"}, path: "/?"},
+	"functions": {env: []string{"FUNCTION_TARGET=tick", "ERRAND_URL=http://127.0.0.1:9"}, path: "/?"},
 	"worker":    {says: "ERRAND_TARGET", fails: true}, // it has no door, and names what it is not told
 	"reconcile": {env: []string{"ERRAND_PROTOCOL=http"}, path: "/?"},
 }
