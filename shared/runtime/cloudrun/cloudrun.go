@@ -267,7 +267,7 @@ func (rt *Runtime) doom(x *attempt) {
 		x.execution.wait = rt.opts.Poll
 		rt.watch(x.execution, 0)
 	case x.stray:
-		rt.enter(&execution{job: x.resource, since: time.Now(), stray: true}, []*attempt{x})
+		rt.enter(&execution{job: x.resource, stray: true}, []*attempt{x})
 	}
 }
 
@@ -298,7 +298,10 @@ func (rt *Runtime) Lost(worker string) bool {
 	}
 	// 1. One that was started from here.
 	if e := rt.shorts[short]; e != nil {
-		if e.worker != worker && e.live()[index] == nil {
+		switch {
+		case e.workers != nil:
+			e.workers[worker] = true
+		case e.live()[index] == nil:
 			return false
 		}
 		e.silent[index], e.wait = true, rt.opts.Poll
@@ -311,7 +314,7 @@ func (rt *Runtime) Lost(worker string) bool {
 		return false
 	}
 	name := fmt.Sprintf("projects/%s/locations/%s/jobs/%s", rt.opts.Project, rt.opts.Region, job)
-	e := &execution{job: resource{jobs, name}, name: name + "/executions/" + short, since: time.Now(), worker: worker}
+	e := &execution{job: resource{jobs, name}, name: name + "/executions/" + short, workers: map[string]bool{worker: true}}
 	rt.enter(e, nil)
 	e.silent[index] = true
 	rt.watch(e, 0)

@@ -121,7 +121,7 @@ func (rt *Runtime) run(b *batch) {
 		rt.throttle(b, b.attempts, wait, "this server's rate of starts")
 		return
 	}
-	pause(ctx, wait)
+	rt.pause(wait)
 	// 2. What is still wanted.
 	attempts := rt.wanted(b)
 	// 3. What the process before this one may have started.
@@ -139,13 +139,12 @@ func (rt *Runtime) run(b *batch) {
 		return
 	}
 	// 4. The call. It is made once: an error may hide that an execution was started.
-	begun := time.Now()
 	request := runRequest(b.job.name, b.config, attempts, rt.opts.URL(), rt.opts.Now(), rt.opts.Grace)
 	name, err := rt.platform.runJob(ctx, request)
 	if err == nil && name != "" {
 		rt.quota.taken(time.Now())
 		rt.mu.Lock()
-		rt.enter(&execution{job: b.job, name: name, since: begun, known: true}, attempts)
+		rt.enter(&execution{job: b.job, name: name, known: true}, attempts)
 		rt.mu.Unlock()
 		return
 	}
@@ -168,7 +167,7 @@ func (rt *Runtime) run(b *batch) {
 	// 5. Look for what it may have started.
 	seen := false
 	for i := range searchPauses {
-		pause(ctx, time.Duration(i)*rt.opts.Poll/2)
+		rt.pause(time.Duration(i) * rt.opts.Poll / 2)
 		list, failed := rt.platform.executions(ctx, b.job.name)
 		if failed != nil {
 			rt.log.Warn("executions were not listed", "job", b.job.name, "error", failed)
@@ -222,7 +221,7 @@ func (rt *Runtime) unsure(b *batch, attempts []*attempt, err error) {
 func (rt *Runtime) watchFor(job resource, attempts []*attempt) {
 	rt.mu.Lock()
 	defer rt.mu.Unlock()
-	rt.enter(&execution{job: job, since: time.Now()}, attempts)
+	rt.enter(&execution{job: job}, attempts)
 }
 
 // adopt enters the executions that carry some of the attempts, and returns the attempts that none carries. Of several for
@@ -258,7 +257,7 @@ func (rt *Runtime) adopt(job resource, attempts []*attempt, list []*runpb.Execut
 		}
 		rt.log.Info("adopting an execution that was started before", "execution", name, "attempts", len(tasks))
 		rt.mu.Lock()
-		rt.enter(&execution{job: jobOf(name, job), name: name, since: time.Now(), known: len(tasks) == 1}, tasks)
+		rt.enter(&execution{job: jobOf(name, job), name: name, known: len(tasks) == 1}, tasks)
 		rt.mu.Unlock()
 	}
 	return slices.DeleteFunc(slices.Clone(attempts), func(x *attempt) bool { return byID[x.a.ID()] == nil })
@@ -311,15 +310,12 @@ func (rt *Runtime) note(runID string, n int, text string) {
 	}}})
 }
 
-// pause waits, or for ctx.
-func pause(ctx context.Context, d time.Duration) {
-	if d <= 0 {
-		return
-	}
+// pause waits, but not at the runtime's end.
+func (rt *Runtime) pause(d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-	case <-ctx.Done():
+	case <-rt.quit:
 	}
 }

@@ -3,6 +3,7 @@ package cloudrun
 import (
 	"container/heap"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -20,26 +21,25 @@ import (
 // execution is one that carries attempts of ours, or that may. All of it is guarded by Runtime.mu.
 type execution struct {
 	job   resource
-	name  string // "" while it is looked for
-	since time.Time
+	name  string     // "" while it is looked for
 	ids   []string   // of the attempts that it was entered with
 	tasks []*attempt // by index; nil for one that is over or unknown
 	stray bool       // looked for because of a stop of what is not on the books
 	known bool       // tasks are all that it has: nobody else's work is hit when it is cancelled
 
-	due    time.Time
-	place  int               // in the watch list; -1 when out
-	wait   time.Duration     // before the look after the next
-	missed time.Time         // since when the platform knows nothing of it
-	ended  time.Time         // when its end was first seen
-	ends   map[int]time.Time // of tasks, likewise
-	silent map[int]bool      // tasks whose worker was silent for its lease
-	asked  time.Time         // when its cancellation was taken; zero for not
-	empty  time.Time         // since when nothing of ours is in it
-	looks  int               // since then
-	faults int               // looks in a row that told nothing
-	worker string            // that it was looked up for, started by a process before this one
-	turn   sync.Mutex        // one look at a time
+	due     time.Time
+	place   int               // in the watch list; -1 when out
+	wait    time.Duration     // before the look after the next
+	missed  time.Time         // since when the platform knows nothing of it
+	ended   time.Time         // when its end was first seen
+	ends    map[int]time.Time // of tasks, likewise
+	silent  map[int]bool      // tasks whose worker was silent for its lease
+	asked   time.Time         // when its cancellation was taken; zero for not
+	empty   time.Time         // since when nothing of ours is in it
+	looks   int               // since then
+	faults  int               // looks in a row that told nothing
+	workers map[string]bool   // that it was looked up for, of a process before this one; nil for one that is known
+	turn    sync.Mutex        // one look at a time
 }
 
 const (
@@ -48,6 +48,7 @@ const (
 	patience    = 10 * time.Minute
 	lastLooks   = 10 // at an execution that nothing of ours is in any more
 	maxStrange  = 1000
+	maxIndex    = 10_000 // of a task
 	codeGone    = "ExecutionGone"
 	codeStopped = "ExecutionCancelled"
 )
@@ -69,7 +70,7 @@ func parseWorker(worker string) (job, execution string, index int, ok bool) {
 	execution = worker[:i]
 	index, err := strconv.Atoi(worker[i+1:])
 	j := strings.LastIndexByte(execution, '-')
-	if err != nil || index < 0 || strconv.Itoa(index) != worker[i+1:] || j < 1 || len(execution)-j-1 != 5 {
+	if err != nil || index < 0 || strconv.Itoa(index) != worker[i+1:] || index > maxIndex || j < 1 || len(execution)-j-1 != 5 {
 		return "", "", 0, false
 	}
 	return execution[:j], execution, index, true
@@ -262,14 +263,6 @@ func (rt *Runtime) look(e *execution) {
 	}
 }
 
-func values(m map[int]*attempt) []*attempt {
-	list := make([]*attempt, 0, len(m))
-	for _, x := range m {
-		list = append(list, x)
-	}
-	return list
-}
-
 // search looks for the execution that may have been started for attempts.
 func (rt *Runtime) search(e *execution) {
 	// 1. Ask.
@@ -286,7 +279,7 @@ func (rt *Runtime) search(e *execution) {
 	for _, id := range e.ids {
 		wanted[id] = true
 	}
-	attempts := values(live)
+	attempts := slices.Collect(maps.Values(live))
 	for _, m := range matches(list, wanted) {
 		if len(attempts) == 0 || !slices.ContainsFunc(attempts, func(x *attempt) bool { return slices.Contains(m.ids, x.a.ID()) }) {
 			rt.surplus(m.execution.GetName(), m, wanted)
@@ -339,20 +332,20 @@ func (rt *Runtime) missing(e *execution, why string) {
 		rt.wg.Go(func() { rt.finish(x, report) })
 	}
 	if len(live) == 0 {
-		rt.forgetWorker(e)
+		rt.forgetWorkers(e)
 	}
 	rt.leave(e)
 }
 
-// forgetWorker notes that a worker is none of ours, for the next time that it is asked for. Needs the lock.
-func (rt *Runtime) forgetWorker(e *execution) {
-	if e.worker == "" {
-		return
+// forgetWorkers notes that the workers of an execution are none of ours, for when they are asked for again. Needs the
+// lock.
+func (rt *Runtime) forgetWorkers(e *execution) {
+	for worker := range e.workers {
+		if len(rt.strange) >= maxStrange {
+			clear(rt.strange)
+		}
+		rt.strange[worker] = true
 	}
-	if len(rt.strange) >= maxStrange {
-		clear(rt.strange)
-	}
-	rt.strange[e.worker] = true
 }
 
 // unknown notes that nothing could be learned. Nothing ends and nothing is deleted on that.
@@ -399,7 +392,7 @@ func (rt *Runtime) clear(e *execution, ex *runpb.Execution) {
 	e.looks++
 	gone := over(ex) || !e.known || len(e.ids) == 0 || e.looks > lastLooks
 	if gone && len(e.ids) == 0 {
-		rt.forgetWorker(e)
+		rt.forgetWorkers(e)
 	}
 	if gone {
 		rt.leave(e)
@@ -553,28 +546,35 @@ func (rt *Runtime) judge(e *execution, i int, ex *runpb.Execution, t *runpb.Task
 }
 
 // introduce finds out which attempts are in an execution that a process before this one has started: those that its
-// worker holds.
+// workers hold.
 func (rt *Runtime) introduce(e *execution) {
-	if e.worker == "" || rt.opts.Held == nil {
+	rt.mu.Lock()
+	workers := slices.Collect(maps.Keys(e.workers))
+	rt.mu.Unlock()
+	for _, worker := range workers {
+		_, _, index, _ := parseWorker(worker)
+		for _, h := range rt.opts.Held(worker) {
+			rt.introduceTask(e, index, h)
+		}
+	}
+}
+
+func (rt *Runtime) introduceTask(e *execution, index int, h runtime.Held) {
+	rt.mu.Lock()
+	defer rt.mu.Unlock()
+	for len(e.tasks) <= index {
+		e.tasks = append(e.tasks, nil)
+	}
+	x := rt.attempts[runtime.AttemptID(h.Run, h.N)]
+	if e.tasks[index] != nil || x != nil && (x.execution != nil || x.over) {
 		return
 	}
-	_, _, index, _ := parseWorker(e.worker)
-	for _, h := range rt.opts.Held(e.worker) {
-		rt.mu.Lock()
-		x := rt.attempts[runtime.AttemptID(h.Run, h.N)]
-		if x == nil {
-			x = &attempt{a: runtime.Assignment{Run: h.Run, N: h.N}, resource: e.job}
-			rt.attempts[x.a.ID()] = x
-		}
-		if x.execution == nil && !x.over {
-			for len(e.tasks) <= index {
-				e.tasks = append(e.tasks, nil)
-			}
-			e.tasks[index], x.execution, x.index = x, e, index
-			e.ids = append(e.ids, x.a.ID())
-		}
-		rt.mu.Unlock()
+	if x == nil {
+		x = &attempt{a: runtime.Assignment{Run: h.Run, N: h.N}, resource: e.job}
+		rt.attempts[x.a.ID()] = x
 	}
+	e.tasks[index], x.execution, x.index = x, e, index
+	e.ids = append(e.ids, x.a.ID())
 }
 
 // dueList orders executions by when they are looked at. It implements heap.Interface.

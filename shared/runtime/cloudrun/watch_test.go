@@ -264,6 +264,27 @@ func TestSilentWorker(t *testing.T) {
 			}
 		})
 	})
+	t.Run("of a process before this one, among others in its execution, is lost, and the others are not hit", func(t *testing.T) {
+		inWorld(t, func(w *world) {
+			w.pack("r1", "r2", "r3")
+			ids := carried(w.p.ran[w.p.order[0]])
+			for i, id := range ids {
+				w.claim(w.p.order[0], i, strings.TrimSuffix(id, ".1"))
+			}
+			w.close()
+			w.open()
+			for i, id := range ids[:2] {
+				if !w.rt.Lost(workerID(w.p.order[0], i)) {
+					t.Error("its worker is unknown")
+				}
+				if got := w.end(strings.TrimSuffix(id, ".1")); got.Class != run.ClassLost || got.Ended {
+					t.Errorf("report %+v, want it lost, not surely ended", got)
+				}
+			}
+			w.pass(time.Hour)
+			w.goesOn(strings.TrimSuffix(ids[2], ".1"))
+		})
+	})
 	t.Run("that the platform has never heard of is nobody's", func(t *testing.T) {
 		inWorld(t, func(w *world) {
 			if w.rt.Lost("pool-worker") {
