@@ -149,7 +149,6 @@ func (rt *Runtime) run(b *batch) {
 		return
 	}
 	if what := advice(err); what != "" {
-		rt.jobs.drop(b.job.name)
 		for _, x := range attempts {
 			b.outcomes[x] = fmt.Errorf("%w: run job %s: %w; %s", runtime.ErrRefused, b.job.name, err, what)
 		}
