@@ -23,6 +23,8 @@ func declare[R resource](t *Twin, tab *table[R], c change[R], prepare func(where
 	old, missing := tab.get(c.name)
 	exists = missing == nil
 	switch {
+	case t.closed:
+		return wanted, exists, status.Error(codes.Unavailable, errClosed.Error())
 	case !c.declared.ProtoReflect().IsValid():
 		return wanted, exists, status.Errorf(codes.InvalidArgument, "%s: the request declares none", where)
 	case c.create && exists:

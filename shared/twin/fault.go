@@ -24,8 +24,8 @@ type Rule struct {
 	// ("Jobs.RunJob", "Executions.*", "Operations.GetOperation"); "start", a container instance that is about to start;
 	// "metadata.identity" and "metadata.token", a request to a metadata server.
 	On string
-	// Of is a pattern for the last element of the name, or else of the parent, that the request is about; for "start" and
-	// "metadata.*" it is the id of the service, task, pool or instance. "" matches all.
+	// Of is a pattern for the id of what the request is about, the last element of its name; of the parent, in lists; of
+	// the service, task, pool or instance, for "start" and "metadata.*". "" matches all.
 	Of    string
 	Skip  int
 	Times int // 0 means 1; negative, all
@@ -219,12 +219,20 @@ func methodOf(full string) string {
 	return service[strings.LastIndexByte(service, '.')+1:] + "." + method
 }
 
-// nameIn is the name, or else the parent, that a request is about.
+// nameIn is the name, or else the id or the parent, that a request is about.
 func nameIn(request any) string {
 	switch r := request.(type) {
 	case interface{ GetName() string }:
 		return r.GetName()
-	case interface{ GetJob() *runpb.Job }: // an update, or a creation, which has no name yet
+	case *runpb.CreateJobRequest:
+		return r.GetJobId()
+	case *runpb.CreateServiceRequest:
+		return r.GetServiceId()
+	case *runpb.CreateWorkerPoolRequest:
+		return r.GetWorkerPoolId()
+	case *runpb.CreateInstanceRequest:
+		return r.GetInstanceId()
+	case interface{ GetJob() *runpb.Job }: // an update
 		return r.GetJob().GetName()
 	case interface{ GetService() *runpb.Service }:
 		return r.GetService().GetName()

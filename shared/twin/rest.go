@@ -161,21 +161,7 @@ func (t *Twin) restRunJob(c restCall) (any, error) {
 	if err := decode(c.body, &r); err != nil {
 		return nil, err
 	}
-	request := &runpb.RunJobRequest{Name: t.where(c) + "/jobs/" + c.id}
-	if o := r.Overrides; o != nil {
-		overrides := &runpb.RunJobRequest_Overrides{TaskCount: o.TaskCount}
-		if o.TimeoutSeconds != 0 {
-			overrides.Timeout = durationpb.New(time.Duration(min(o.TimeoutSeconds, int64(maxTaskTimeout/time.Second)+1)) * time.Second)
-		}
-		for _, each := range o.ContainerOverrides {
-			change := &runpb.RunJobRequest_Overrides_ContainerOverride{Name: each.Name, Args: each.Args, ClearArgs: each.ClearArgs}
-			for _, v := range each.Env {
-				change.Env = append(change.Env, &runpb.EnvVar{Name: v.Name, Values: &runpb.EnvVar_Value{Value: v.Value}})
-			}
-			overrides.ContainerOverrides = append(overrides.ContainerOverrides, change)
-		}
-		request.Overrides = overrides
-	}
+	request := &runpb.RunJobRequest{Name: t.where(c) + "/jobs/" + c.id, Overrides: r.overrides()}
 	if err := t.checkName(request.GetName(), false, "jobs"); err != nil {
 		return nil, err
 	}
@@ -186,6 +172,26 @@ func (t *Twin) restRunJob(c restCall) (any, error) {
 		return nil, err
 	}
 	return t.v1Execution(e), nil
+}
+
+// overrides is what version 2 of the API calls them.
+func (r v1RunJob) overrides() *runpb.RunJobRequest_Overrides {
+	if r.Overrides == nil {
+		return nil
+	}
+	o := &runpb.RunJobRequest_Overrides{TaskCount: r.Overrides.TaskCount}
+	if n := r.Overrides.TimeoutSeconds; n != 0 {
+		const beyond = int64(maxTaskTimeout/time.Second) + 1 // as refused as more, and no overflow
+		o.Timeout = durationpb.New(time.Duration(max(min(n, beyond), -1)) * time.Second)
+	}
+	for _, each := range r.Overrides.ContainerOverrides {
+		change := &runpb.RunJobRequest_Overrides_ContainerOverride{Name: each.Name, Args: each.Args, ClearArgs: each.ClearArgs}
+		for _, v := range each.Env {
+			change.Env = append(change.Env, &runpb.EnvVar{Name: v.Name, Values: &runpb.EnvVar_Value{Value: v.Value}})
+		}
+		o.ContainerOverrides = append(o.ContainerOverrides, change)
+	}
+	return o
 }
 
 // namedExecution finds an execution by its id alone: version 1 does not name the job. It needs the lock.

@@ -264,6 +264,7 @@ func TestConcurrencyStartsInstancesUpToTheMaximum(t *testing.T) {
 			t.Errorf("a request whose container crashed got %d, want 503", code)
 		}
 	}
+	w.count(s.GetName(), 0)
 	w.want(s.GetUri(), "/env?name=K_SERVICE", 200, "web")
 }
 

@@ -121,9 +121,11 @@ type Twin struct {
 	http     *http.Server
 	httpAddr net.Addr
 
-	ctx    context.Context // ends when the twin closes
-	cancel context.CancelFunc
-	active sync.WaitGroup // whatever must have ended before Close returns
+	ctx      context.Context // ends when the twin closes
+	cancel   context.CancelFunc
+	active   sync.WaitGroup // whatever must have ended before Close returns
+	closing  sync.Once
+	closeErr error
 
 	mu         sync.Mutex // guards all below; resources in tables are replaced, never changed
 	closed     bool
@@ -264,8 +266,13 @@ func (t *Twin) register() {
 
 // Close stops all containers, with Options.Grace, and the servers. It returns when nothing is left.
 func (t *Twin) Close() error {
+	t.closing.Do(func() { t.closeErr = t.close() })
+	return t.closeErr
+}
+
+func (t *Twin) close() error {
+	// 1. Nothing starts any more.
 	t.mu.Lock()
-	first := !t.closed
 	t.closed = true
 	units := make([]*unit, 0, len(t.units))
 	for _, u := range t.units {
@@ -277,18 +284,18 @@ func (t *Twin) Close() error {
 		s.front.close()
 	}
 	t.mu.Unlock()
-	if first {
-		t.cancel()
-		for _, u := range units {
-			u.stop(t.opts.Grace)
-		}
-		t.grpc.Stop()
-		_ = t.http.Close()
-		t.forward.CloseIdleConnections()
-		for _, m := range outside {
-			m.close()
-		}
+	t.cancel()
+	// 2. What runs is told to end.
+	for _, u := range units {
+		u.stop(t.opts.Grace)
 	}
+	t.grpc.Stop()
+	_ = t.http.Close()
+	t.forward.CloseIdleConnections()
+	for _, m := range outside {
+		m.close()
+	}
+	// 3. And ends.
 	t.active.Wait()
 	return t.host.Close()
 }

@@ -12,6 +12,7 @@ import (
 
 	run "cloud.google.com/go/run/apiv2"
 	"cloud.google.com/go/run/apiv2/runpb"
+	"go.uber.org/goleak"
 	"google.golang.org/api/option"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -29,7 +30,8 @@ func TestMain(m *testing.M) {
 		container(strings.TrimPrefix(os.Args[1], "container:"))
 		return
 	}
-	os.Exit(m.Run())
+	// Idle connections of the tests' own HTTP client are no concern of a twin.
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("net/http.(*persistConn).readLoop"), goleak.IgnoreAnyFunction("net/http.(*persistConn).writeLoop"))
 }
 
 func container(kind string) {
