@@ -136,7 +136,7 @@ func (e *execution) run() {
 	for _, op := range e.cancels {
 		op.finish(nil)
 	}
-	e.t.referTo(e)
+	e.t.referTo(e, false)
 }
 
 // take is the next task that nobody has, nil when there is none or the execution is cancelled.

@@ -225,7 +225,7 @@ func (t *Twin) runJob(r *runpb.RunJobRequest) (*execution, *runpb.Execution, err
 	// 3. Start it.
 	t.executions[e.name] = e
 	e.op = t.newOperation(e.name, func() proto.Message { return e.message() })
-	t.referTo(e)
+	t.referTo(e, true)
 	t.active.Go(e.run)
 	return e, nil, nil
 }
@@ -292,17 +292,14 @@ func withEnv(env []*runpb.EnvVar, v *runpb.EnvVar) []*runpb.EnvVar {
 	return append(env, v)
 }
 
-// referTo tells the job of its newest execution, and of that one's end. It needs the lock.
-func (t *Twin) referTo(e *execution) {
+// referTo tells the job of a new execution, or how its newest is now; older ones it does not tell of. It needs the lock.
+func (t *Twin) referTo(e *execution, fresh bool) {
 	j, err := t.jobs.get(e.job)
-	if err != nil {
+	if err != nil || !fresh && j.GetLatestCreatedExecution().GetName() != lastID(e.name) {
 		return
 	}
 	j = clone(j)
-	if ref := j.GetLatestCreatedExecution(); ref.GetName() != lastID(e.name) {
-		if !e.completed.IsZero() {
-			return // a newer one is the latest
-		}
+	if fresh {
 		j.ExecutionCount++
 	}
 	j.LatestCreatedExecution = &runpb.ExecutionReference{

@@ -95,7 +95,7 @@ func (t *task) begins(attempt int) {
 	}
 	if t.e.started.IsZero() {
 		t.e.started = t.updated
-		t.e.t.referTo(t.e)
+		t.e.t.referTo(t.e, false)
 	}
 	t.e.touch()
 }
