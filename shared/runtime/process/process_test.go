@@ -526,3 +526,15 @@ func FuzzReadLedger(f *testing.F) {
 		}
 	})
 }
+
+func TestAWardenNeedsItsCallInMain(t *testing.T) {
+	defer armed.Store(armed.Swap(false))
+	h, err := NewHost(Options{Warden: true})
+	if err == nil {
+		_ = h.Close()
+		t.Fatal("a host with a warden was opened in a program that would start all of its own work a second time")
+	}
+	if !strings.Contains(err.Error(), "process.Warden") {
+		t.Errorf("the error is %q, want one that names the call", err)
+	}
+}
