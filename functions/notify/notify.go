@@ -51,7 +51,7 @@ func read(env edge.Env) (*settings, bool, error) {
 			fault("ERRAND_NOTIFY_URL", "%v", err)
 		}
 	}
-	u, err := url.Parse(address)
+	u, err := url.Parse(strings.TrimSpace(address))
 	if err != nil || u.Host == "" || u.User != nil || u.Fragment != "" || u.Scheme != "https" && !(private && u.Scheme == "http") {
 		fault("ERRAND_NOTIFY_URL", "want https://HOST/PATH without credentials, or file:/PATH of a file that holds it")
 	}

@@ -109,7 +109,7 @@ func (c *Claim) Check(keys [][]byte, body []byte) error {
 }
 
 // Keys reads the keys that refs names: env:NAME or file:PATH, up to four with commas between them, the one in use first.
-// A line end behind a key in a file is no part of it. A missing or short key is an error that names its place, never
+// A line end behind a key is no part of it. A missing or short key is an error that names its place, never
 // what stands there: half a rotation must not pass for a whole one.
 func Keys(refs string, lookup func(string) (string, bool)) ([][]byte, error) {
 	list := strings.Split(refs, ",")
@@ -135,7 +135,7 @@ func read(ref string, lookup func(string) (string, bool)) ([]byte, error) {
 		if !ok {
 			return nil, fmt.Errorf("the environment has no %.100s", place)
 		}
-		key = []byte(value)
+		key = []byte(strings.TrimRight(value, "\r\n")) // a secret that was written with a line end, and mounted here
 	case kind == "file" && place != "":
 		f, err := os.Open(place)
 		if err != nil {

@@ -78,7 +78,7 @@ func TestKeys(t *testing.T) {
 	file, empty := write("key", string(newKey)+"\n"), write("empty", "")
 	longest, longer := write("longest", strings.Repeat("k", MaxKey)+"\r\n"), write("longer", strings.Repeat("k", MaxKey+1))
 	lookup := func(name string) (string, bool) {
-		v, ok := map[string]string{"KEY": string(oldKey), "SHORT": "hunter2"}[name]
+		v, ok := map[string]string{"KEY": string(oldKey) + "\n", "SHORT": "hunter2"}[name]
 		return v, ok
 	}
 	for name, tt := range map[string]struct {
