@@ -24,7 +24,7 @@ import (
 
 func TestMain(m *testing.M) {
 	process.Warden()
-	os.Exit(m.Run())
+	os.Exit(emulator.Main(m))
 }
 
 // opener opens one store, again and again.
