@@ -49,6 +49,10 @@ type Options struct {
 	// long as it has attempts, and a task that ends without a word counts as one that never claimed.
 	Held func(worker string) []runtime.Held
 
+	// Jobs lists the jobs of the declared targets, by their full names: where executions are looked for that a process
+	// before this one has started. Without it all jobs of the region are, which takes a right on the project.
+	Jobs func() []string
+
 	// Endpoint is HOST:PORT of another Admin API, in plain gRPC and without credentials; "" for Google's.
 	Endpoint string
 	// ClientOptions are for Google's client.

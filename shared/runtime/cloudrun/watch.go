@@ -266,10 +266,14 @@ func (rt *Runtime) look(e *execution) {
 // search looks for the execution that may have been started for attempts.
 func (rt *Runtime) search(e *execution) {
 	// 1. Ask.
-	list, err := rt.platform.executions(rt.life, e.job.name)
+	list, err := rt.listFor(e)
 	rt.mu.Lock()
 	live := e.live()
 	rt.mu.Unlock()
+	if what := advice(err); e.stray && what != "" {
+		rt.log.Warn("what another process has started cannot be looked for, and is not cancelled", "attempts", e.ids, "error", err, "remedy", what)
+		list, err = nil, nil
+	}
 	if err != nil {
 		rt.unknown(e, live, fmt.Errorf("look for an execution of %s: %w", shortName(e.job.name), err))
 		return
@@ -305,6 +309,22 @@ func (rt *Runtime) search(e *execution) {
 	}
 	rt.mu.Unlock()
 	rt.missing(e, fmt.Sprintf("no execution of job %s was started for it: none is listed after %s", shortName(e.job.name), rt.opts.MissingFor))
+}
+
+// listFor lists the executions among which one may be.
+func (rt *Runtime) listFor(e *execution) ([]*runpb.Execution, error) {
+	if !e.stray || rt.opts.Jobs == nil {
+		return rt.platform.executions(rt.life, e.job.name)
+	}
+	var all []*runpb.Execution
+	for _, job := range rt.opts.Jobs() {
+		list, err := rt.platform.executions(rt.life, job)
+		if err != nil && advice(err) == "" { // a job that is gone, or none of ours, has nothing of ours
+			return nil, err
+		}
+		all = append(all, list...)
+	}
+	return all, nil
 }
 
 // missing ends the attempts of an execution that the platform has not known for long enough: positively it is not there.

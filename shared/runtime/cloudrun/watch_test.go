@@ -366,6 +366,29 @@ func TestStopOfATask(t *testing.T) {
 			}
 		})
 	})
+	t.Run("it is looked for in the jobs that are declared, where they are known", func(t *testing.T) {
+		inWorld(t, func(w *world) {
+			w.begin("r1")
+			w.close()
+			w.open(func(o *Options) { o.Jobs = func() []string { return []string{place + "/jobs/gone", place + "/jobs/k", aJob} } })
+			w.p.fail["executions"] = []error{missing("gone")}
+			w.rt.Stop(t.Context(), "r1", 1, run.CanceledByRequest, time.Second)
+			if got := w.end("r1"); got.Class != run.ClassCanceled || !got.Ended || !slices.Equal(w.p.cancels(), w.p.order) {
+				t.Errorf("report %+v after cancelling %v", got, w.p.cancels())
+			}
+		})
+	})
+	t.Run("one that may not be looked for is left alone", func(t *testing.T) {
+		inWorld(t, func(w *world) {
+			w.p.fail["executions"] = slices.Repeat([]error{status.Error(codes.PermissionDenied, "no")}, 100)
+			w.rt.Stop(t.Context(), "r1", 1, run.CanceledByRequest, time.Second)
+			w.pass(time.Hour)
+			w.goesOn("r1")
+			if attempts, _ := w.books(); attempts != 0 || w.p.count("executions") != 1 {
+				t.Errorf("%d attempts on the books after %d looks", attempts, w.p.count("executions"))
+			}
+		})
+	})
 	t.Run("what is no task, or nowhere, is left alone", func(t *testing.T) {
 		inWorld(t, func(w *world) {
 			w.begin("r2")
