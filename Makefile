@@ -108,7 +108,7 @@ lint: ## Check the format, then look for mistakes
 format: ## Format all Go code
 	gofmt -w .
 
-generate: ## Write what is generated: docs/states.md
+generate: ## Write what is generated: docs/states.md, the indexes of Firestore
 	$(GO) generate ./...
 
 current: ## Fail if a generated file is not what its source says

@@ -259,7 +259,7 @@ func (s *Store) send(ctx context.Context, ready []*work) {
 		case w.outside():
 			s.transact(ctx, w)
 		default:
-			s.sendUnit(ctx, w, nil)
+			_ = s.sendUnit(ctx, w, nil)
 		}
 	})
 }
@@ -293,22 +293,23 @@ func (s *Store) sendBatch(ctx context.Context, works []*work) {
 	}
 }
 
-// sendUnit writes a unit in one commit, of a transaction if there is one.
-func (s *Store) sendUnit(ctx context.Context, w *work, transaction []byte) {
+// sendUnit writes a unit in one commit, of a transaction if there is one, and reports whether the commit is known to
+// have ended it.
+func (s *Store) sendUnit(ctx context.Context, w *work, transaction []byte) (committed bool) {
 	// 1. Large bodies, and what one commit does not take.
 	if err := s.writeParts(ctx, w); err != nil {
 		w.done(w.unknown(fmt.Errorf("write the parts of a large body: %w", err)))
-		return
+		return false
 	}
 	if err := s.removeAhead(ctx, w); err != nil {
 		w.done(w.unknown(fmt.Errorf("remove what is purged: %w", err)))
-		return
+		return false
 	}
 	// 2. The commit.
 	writes := s.commitWrites(w)
 	if len(writes) == 0 {
 		s.finish(w, nil)
-		return
+		return false
 	}
 	var resp *pb.CommitResponse
 	err := s.request(ctx, func(ctx context.Context) (err error) {
@@ -316,6 +317,7 @@ func (s *Store) sendUnit(ctx context.Context, w *work, transaction []byte) {
 		return err
 	})
 	s.react(w, judge(err), err, resp.GetWriteResults())
+	return err == nil
 }
 
 // transact writes a unit that is conditional on runs which it does not write: read in a transaction, judge, commit.
@@ -340,6 +342,9 @@ func (s *Store) transact(ctx context.Context, w *work) {
 	heads, err := s.readHeads(ctx, names, begin)
 	if err != nil {
 		w.done(w.unknown(fmt.Errorf("read the runs that the unit is fenced by: %w", err)))
+		if transaction != nil {
+			s.rollback(ctx, transaction)
+		}
 		return
 	}
 	w.unread = false
@@ -353,11 +358,9 @@ func (s *Store) transact(ctx context.Context, w *work) {
 			w.fences[i].held = heads[w.fences[i].run()].attempt
 		}
 	}
-	// 2. The outcome, or the commit. A transaction that is given up holds its locks no longer.
-	if s.decideOn(w) {
-		s.sendUnit(ctx, w, transaction)
-	}
-	if transaction != nil && (!w.finished || *w.out != nil) {
+	// 2. The outcome, or the commit. A transaction that is given up, or found nothing to write, holds its locks no longer.
+	committed := s.decideOn(w) && s.sendUnit(ctx, w, transaction)
+	if transaction != nil && !committed {
 		s.rollback(ctx, transaction)
 	}
 }

@@ -59,7 +59,7 @@ type Options struct {
 	Endpoint string
 	// Concurrency bounds the requests under way, 1..1000; 64 when 0.
 	Concurrency int
-	// Known bounds the documents whose last update is remembered, 1..10,000,000; 100,000 when 0, at about 200 bytes each.
+	// Known bounds the documents whose last update is remembered, 1..10,000,000; 100,000 when 0, at about 500 bytes each.
 	Known int
 	// Clock tells the time, for the expiry of parts that lost their document; time.Now when nil.
 	Clock func() time.Time

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	pb "cloud.google.com/go/firestore/apiv1/firestorepb"
 	"google.golang.org/api/option"
 	"google.golang.org/grpc"
 
@@ -97,6 +98,71 @@ func TestDatabasesOfAProjectAreApart(t *testing.T) {
 	}
 	if want := b.place; !strings.Contains(b.Describe(), want) || b.Exclusive() {
 		t.Errorf("it describes itself as %q, exclusive: %v", b.Describe(), b.Exclusive())
+	}
+}
+
+func TestReadsTakeAnyBytes(t *testing.T) {
+	t.Parallel()
+	s := open(t)
+	w := put(store.KindRun, "aé", 0, nil)
+	w.Owner, w.Index.WakeAt = "o", 1
+	must(t, s, unitOf(w))
+	ctx := t.Context()
+	for title, c := range map[string]struct {
+		read func() ([]store.Doc, error)
+		want int
+	}{
+		"an owner that no document can have": {func() ([]store.Doc, error) { return s.Owned(ctx, store.KindRun, "\xff", "", 5) }, 0},
+		"a tag that no document can have":    {func() ([]store.Doc, error) { return s.Tagged(ctx, store.KindRun, "t\xc3", "", 5) }, 0},
+		"a kind that there is not":           {func() ([]store.Doc, error) { return s.Tagged(ctx, 99, "", "", 5) }, 0},
+		"a shard that there is not":          {func() ([]store.Doc, error) { return s.Due(ctx, 200, 5, 0, "", 5) }, 0},
+		"a place before broken bytes":        {func() ([]store.Doc, error) { return s.Owned(ctx, store.KindRun, "o", "a\xc3", 5) }, 0},
+		"a place behind broken bytes":        {func() ([]store.Doc, error) { return s.Due(ctx, 0, 5, 1, "A\xff", 5) }, 1},
+		"a listing by a broken key": {func() ([]store.Doc, error) {
+			p, err := s.List(ctx, store.Query{By: store.ByTenant, Tenant: "\xff", Limit: 5})
+			return p.Docs, err
+		}, 0},
+		"a document by broken bytes": {func() ([]store.Doc, error) {
+			docs, err := s.GetMany(ctx, store.KindRun, []string{"\xff"})
+			if len(docs) == 1 && docs[0].Version == 0 {
+				docs = nil
+			}
+			return docs, err
+		}, 0},
+	} {
+		if docs, err := c.read(); err != nil || len(docs) != c.want {
+			t.Errorf("%s finds %d documents, %v; want %d", title, len(docs), err, c.want)
+		}
+	}
+}
+
+func TestWhatWasNotWrittenByAStoreIsRefused(t *testing.T) {
+	good := func() *pb.Document {
+		w := put(store.KindRun, "a", 0, nil)
+		return &pb.Document{Name: "the-name", Fields: encode(&w.Doc, head{token: "t", first: "t"})}
+	}
+	if _, err := decode(store.KindRun, good()); err != nil {
+		t.Fatal(err)
+	}
+	inner := func(d *pb.Document) map[string]*pb.Value { return d.GetFields()[fieldDoc].GetMapValue().GetFields() }
+	for title, c := range map[string]struct {
+		damage func(d *pb.Document)
+		want   string
+	}{
+		"nothing":                 {func(d *pb.Document) { d.Fields = nil }, "no id"},
+		"no version":              {func(d *pb.Document) { delete(d.GetFields(), fieldDoc) }, "version is 0"},
+		"a version of text":       {func(d *pb.Document) { inner(d)[fieldVersion] = text("1") }, "version is 0"},
+		"parts below none":        {func(d *pb.Document) { inner(d)[fieldParts] = number(-1) }, "-1 parts"},
+		"parts without end":       {func(d *pb.Document) { inner(d)[fieldParts] = number(1 << 40) }, "parts"},
+		"a body without end":      {func(d *pb.Document) { inner(d)[fieldSize] = number(1 << 40) }, "bytes"},
+		"a shard after the last":  {func(d *pb.Document) { d.GetFields()[fieldShard] = number(256 + 1) }, "shard is 257"},
+		"a shard below the first": {func(d *pb.Document) { d.GetFields()[fieldShard] = number(-1) }, "shard is -1"},
+	} {
+		d := good()
+		c.damage(d)
+		if _, err := decode(store.KindRun, d); err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), "the-name") {
+			t.Errorf("%s: got %v, want the document's name and %q", title, err, c.want)
+		}
 	}
 }
 

@@ -146,12 +146,20 @@ func TestPartsOfACrashExpire(t *testing.T) {
 func TestABodyWithoutAllOfItsPartsIsGone(t *testing.T) {
 	t.Parallel()
 	s := open(t)
-	must(t, s, unitOf(put(store.KindPayload, "p", 0, noise(3*partSize))))
+	must(t, s, unitOf(ownedBy(put(store.KindPayload, "p", 0, noise(3*partSize)), "r")))
 	h, _ := s.known.get(name{store.KindPayload, "p"})
 	s.removeParts([]string{s.partPath(name{store.KindPayload, "p"}, h.token, 1)})
 	_, err := s.Get(t.Context(), store.KindPayload, "p")
 	if !errors.Is(err, store.ErrNotFound) || !strings.Contains(err.Error(), `payload "p"`) || !strings.Contains(err.Error(), "part 2 of 3") {
 		t.Errorf("got %v, want that part 2 of 3 of the payload is gone", err)
+	}
+	docs, err := s.Owned(t.Context(), store.KindPayload, "r", "", 5)
+	if err != nil || len(docs) != 1 || docs[0].ID != "p" || docs[0].Version != 1 || docs[0].Body != nil {
+		t.Errorf("a listing has %+v, %v; want the payload without a body", docs, err)
+	}
+	must(t, s, store.Unit{Token: "purge", Purge: []string{"r"}})
+	if parts := partsIn(t, s); len(parts) > 0 {
+		t.Errorf("%d parts are left after the purge", len(parts))
 	}
 }
 

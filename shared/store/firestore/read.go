@@ -55,7 +55,7 @@ func (s *Store) GetMany(ctx context.Context, kind store.Kind, ids []string) ([]s
 	if err != nil {
 		return nil, err
 	}
-	docs := make([]store.Doc, len(ids))
+	docs, seen := make([]store.Doc, len(ids)), make(map[string]bool, len(ids))
 	for i := range found {
 		if found[i].doc.Version == 0 {
 			continue
@@ -63,9 +63,10 @@ func (s *Store) GetMany(ctx context.Context, kind store.Kind, ids []string) ([]s
 		if docs[i], err = s.load(ctx, found[i]); err != nil {
 			return nil, err
 		}
-		if slices.Index(ids, ids[i]) < i { // asked for twice: each is the caller's own
+		if seen[ids[i]] { // asked for twice: each is the caller's own
 			docs[i] = copyOf(docs[i])
 		}
+		seen[ids[i]] = true
 	}
 	return docs, nil
 }
@@ -162,8 +163,9 @@ func (s *Store) get(ctx context.Context, what string, paths []string, g *glance)
 				req.Mask = headMask()
 			}
 			if g != nil && g.transaction != nil {
-				if i == 0 {
-					*g.transaction = nil // that of a read that failed is given up
+				if i == 0 && *g.transaction != nil { // of the same read, which failed
+					_ = s.client.Rollback(ctx, &pb.RollbackRequest{Database: s.database, Transaction: *g.transaction})
+					*g.transaction = nil
 				}
 				inTransaction(req, *g.transaction)
 			}

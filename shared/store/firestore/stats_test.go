@@ -52,10 +52,11 @@ func TestWhatUnitsCost(t *testing.T) {
 		owned = append(owned, unitOf(put(run, fmt.Sprint("r-", i), 0, nil), ownedBy(put(step, fmt.Sprint("o-", i), 0, nil), fmt.Sprint("r-", i))))
 	}
 	cases := map[string]struct {
-		given []store.Unit
-		units []store.Unit
-		cold  bool // by a process that remembers nothing
-		want  Stats
+		given   []store.Unit
+		units   []store.Unit
+		cold    bool // by a process that remembers nothing
+		refused bool
+		want    Stats
 	}{
 		"a creation is one write": {
 			units: creations(1, 10), want: Stats{Writes: 1, Requests: map[string]int64{"BatchWrite": 1}},
@@ -88,6 +89,16 @@ func TestWhatUnitsCost(t *testing.T) {
 			units: []store.Unit{fenced("a", put(step, "s", 0, nil))},
 			want:  Stats{Reads: 1, Writes: 1, Requests: map[string]int64{"BatchGetDocuments": 1, "Commit": 1}},
 		},
+		"a fence that refuses gives its transaction back": {
+			given: []store.Unit{unitOf(put(run, "a", 0, nil))}, refused: true,
+			units: []store.Unit{{Token: "late", Fences: []store.Fence{{Run: "a", Attempt: 7}}, Writes: []store.Write{put(step, "s", 0, nil)}}},
+			want:  Stats{Reads: 1, Requests: map[string]int64{"BatchGetDocuments": 1, "Rollback": 1}},
+		},
+		"a fenced deletion of nothing gives its transaction back": {
+			given: []store.Unit{unitOf(put(run, "a", 0, nil))},
+			units: []store.Unit{fenced("a", remove(step, "none", store.AnyVersion))},
+			want:  Stats{Reads: 2, Requests: map[string]int64{"BatchGetDocuments": 1, "Rollback": 1}},
+		},
 		"a fence alone is a read": {
 			given: []store.Unit{unitOf(put(run, "a", 0, nil))}, units: []store.Unit{fenced("a")},
 			want: Stats{Reads: 1, Requests: map[string]int64{"BatchGetDocuments": 1}},
@@ -110,7 +121,11 @@ func TestWhatUnitsCost(t *testing.T) {
 				s = again(t, s)
 			}
 			before := s.Stats()
-			must(t, s, c.units...)
+			for i, err := range s.Commit(t.Context(), c.units) {
+				if (err != nil) != c.refused {
+					t.Fatalf("unit %d: %v, want a refusal: %v", i, err, c.refused)
+				}
+			}
 			if diff := cmp.Diff(c.want, since(s, before), cmpopts.EquateEmpty()); diff != "" {
 				t.Errorf("cost (-want +got):\n%s", diff)
 			}
