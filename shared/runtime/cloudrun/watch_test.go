@@ -370,7 +370,9 @@ func TestStopOfATask(t *testing.T) {
 		inWorld(t, func(w *world) {
 			w.begin("r1")
 			w.close()
-			w.open(func(o *Options) { o.Jobs = func() []string { return []string{place + "/jobs/gone", place + "/jobs/k", aJob} } })
+			w.open(func(o *Options) {
+				o.Jobs = func() []string { return []string{place + "/jobs/gone", place + "/jobs/k", aJob} }
+			})
 			w.p.fail["executions"] = []error{missing("gone")}
 			w.rt.Stop(t.Context(), "r1", 1, run.CanceledByRequest, time.Second)
 			if got := w.end("r1"); got.Class != run.ClassCanceled || !got.Ended || !slices.Equal(w.p.cancels(), w.p.order) {
