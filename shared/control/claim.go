@@ -95,8 +95,8 @@ type Begun struct {
 // started by hand or by a schedule. The run is accepted, placed and running at once.
 //
 // The same key meets the same run. One that has ended is told as it is. One that runs under the same worker gives the
-// same attempt again, if the execution is named, for an answer can be lost; once the platform has restarted the task, its
-// earlier attempt is dead and it gets another. Any other is a conflict.
+// same attempt again, for an answer can be lost; once the platform has restarted a task, its earlier attempt is dead and it
+// gets another. Any other is a conflict.
 func (p *Plane) Begin(ctx context.Context, b Beginning) (Begun, error) {
 	now := p.now()
 	// 1. What is asked.
@@ -193,12 +193,12 @@ func (p *Plane) beginAgain(ctx context.Context, r *run.Record, b *Beginning) (*r
 		switch {
 		case rec.State.Terminal():
 			return d, nil
-		case b.Execution == "":
-			return d, taken
 		case rec.Live() && rec.Worker != b.Worker:
 			return d, taken
-		case rec.Live() && rec.Stop == nil && attemptsBy(rec, b.Worker) > b.Restarts:
+		case rec.Live() && rec.Stop == nil && (b.Execution == "" || attemptsBy(rec, b.Worker) > b.Restarts):
 			return d, nil
+		case b.Execution == "":
+			return d, taken
 		}
 		// The platform starts a task again when the last one of it is gone.
 		const why = "the platform started its task again"

@@ -133,7 +133,7 @@ type TreeNode struct {
 // Change tells that a run has a new record. One without a run says that other processes may have changed any.
 type Change struct {
 	Run *run.Record
-	// Events are the new ones, as written.
+	// Events are the new ones that this process has written; none for what it heard of.
 	Events []run.Event
 }
 

@@ -380,6 +380,37 @@ func (p *Plane) unpark(ctx context.Context) {
 	}
 }
 
+// knownOf is how much of each run's history this process knows; nothing of a run that it has not seen lately.
+func (p *Plane) knownOf(ids []string) map[string]int64 {
+	known := make(map[string]int64, len(ids))
+	for _, id := range ids {
+		if r := p.records.get(id); r != nil {
+			known[id] = r.Seq
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, id := range ids {
+		if t := p.ix.runs[id]; t != nil {
+			known[id] = max(known[id], t.seq)
+		}
+	}
+	return known
+}
+
+// heard tells who looks here of what others have written: whoever wrote an event has counted it for outsiders.
+func (p *Plane) heard(r *run.Record, known int64) {
+	if r.Seq <= known {
+		return
+	}
+	fresh := r.Tail
+	for len(fresh) > 0 && fresh[0].Seq <= known {
+		fresh = fresh[1:]
+	}
+	p.stats.observe(r, fresh)
+	p.watch.tell(Change{Run: r})
+}
+
 // reread brings runs back into the index that it could not hold or that changed under a pass. It reports whether all of
 // them could be read.
 func (p *Plane) reread(ctx context.Context, now run.Instant) (all bool) {
@@ -393,6 +424,7 @@ func (p *Plane) reread(ctx context.Context, now run.Instant) (all bool) {
 	var assigned []*run.Record
 	for len(ids) > 0 {
 		n := min(len(ids), store.MaxPage)
+		known := p.knownOf(ids[:n])
 		records, errs := p.load(ctx, ids[:n], true)
 		for i, r := range records {
 			var refusal *Refusal
@@ -427,6 +459,7 @@ func (p *Plane) reread(ctx context.Context, now run.Instant) (all bool) {
 			_, next := p.ix.set(p, r, false)
 			p.mu.Unlock()
 			p.follow(r.ID, next)
+			p.heard(r, known[r.ID])
 		}
 		ids = ids[n:]
 	}

@@ -268,11 +268,19 @@ func (p *Plane) Ready() error {
 	if !p.prepared.Load() {
 		return errors.New("control plane has not started")
 	}
+	if p.Stopped() {
+		return errors.New("control plane has stopped")
+	}
+	return nil
+}
+
+// Stopped reports whether the plane was closed: nothing changes here any more.
+func (p *Plane) Stopped() bool {
 	select {
 	case <-p.stopped:
-		return errors.New("control plane has stopped")
+		return true
 	default:
-		return nil
+		return false
 	}
 }
 

@@ -354,6 +354,9 @@ func TestAHandlerThatIsCalledTwiceUnderOneKeyBeginsOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if again, err := begin(d.c, "svc-1"); err != nil || again.Assignment.ID() != first.Assignment.ID() {
+		t.Errorf("the same process again, whose answer was lost: %+v, %v", again, err)
+	}
 	var refusal *Refusal
 	if _, err := begin(d.c, "svc-2"); !errors.As(err, &refusal) || refusal.Code != CodeConflict || refusal.RetryAfter == 0 {
 		t.Errorf("while it runs: %v", err)
@@ -521,5 +524,31 @@ func TestANoticeThatIsNoneIsDroppedAndOneForAnotherIsGivenBack(t *testing.T) {
 	}
 	if err := d.b.Take(t.Context(), []byte(`{"tick":true}`)); err == nil {
 		t.Error("a process that does not lead took it")
+	}
+}
+
+func TestWhoWaitsAtTheLeaderHearsOfAnEndThatCameByAnotherProcess(t *testing.T) {
+	d := newDistrict(t, agentNamed("echo"), cloudTarget("pool", fleet.Pool))
+	r := d.submit(Submission{Agent: "echo"})
+	a := d.last()
+	changed, done := d.p.Follow(r.ID)
+	defer done()
+	all, end := d.p.Watch(t.Context(), 100)
+	defer end()
+	if _, err := d.b.Claim(t.Context(), Claim{Attempt: a.ID(), Worker: "w1", Ticket: a.Ticket}); err != nil {
+		t.Fatal(err)
+	}
+	d.b.Report(t.Context(), []runtime.Report{{Type: runtime.Completed, Run: r.ID, N: 1, Worker: "w1", Output: json.RawMessage(`1`)}})
+	d.deliver()
+	select {
+	case <-changed:
+	default:
+		t.Error("nothing was signaled")
+	}
+	if c := <-all; c.Run == nil || c.Run.State != run.Succeeded || len(c.Events) != 0 {
+		t.Errorf("change %+v, want the run as it is, without events that another process wrote", c)
+	}
+	if got := d.p.Stats(time.Minute, "", "").Total; got.Succeeded != 1 {
+		t.Errorf("%d successes are counted, want 1 however often it was told", got.Succeeded)
 	}
 }
