@@ -40,6 +40,9 @@ type Server struct {
 	RunEndpoint string `env:"ERRAND_RUN_ENDPOINT"`
 	// URL is this control plane's address for agents in the cloud, and the audience of their identity tokens.
 	URL string `env:"ERRAND_URL"`
+	// Events is the name of this cell, under which what happens to runs is told on the bus as CloudEvents; empty tells
+	// nothing.
+	Events string `env:"ERRAND_EVENTS"`
 	// Advertise is the URL under which other control processes of the same store reach this one; empty where they cannot.
 	Advertise string `env:"ERRAND_ADVERTISE"`
 	// Metrics is HOST:PORT of a loopback address where figures are served without login, to a collector beside this process;

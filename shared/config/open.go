@@ -15,7 +15,7 @@ import (
 // When it fails nothing stays open.
 func (s *Server) Open(ctx context.Context, log *slog.Logger) (_ node.Options, err error) {
 	o := node.Options{
-		Local: s.LocalRuntime(), Ledger: s.Ledger, RetainMax: s.Retain(), SigningKeys: s.Keys(), Cloud: s.cloud(), Advertise: s.Advertise, Logger: log,
+		Local: s.LocalRuntime(), Ledger: s.Ledger, RetainMax: s.Retain(), SigningKeys: s.Keys(), Cloud: s.cloud(), Advertise: s.Advertise, Events: s.Events, Logger: log,
 	}
 	defer func() {
 		if err != nil {

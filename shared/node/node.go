@@ -51,6 +51,8 @@ type Options struct {
 	// Bus carries facts between the nodes of one store, and hand-overs to the workers of pools; nil for a node that is
 	// alone. It is closed by Close, and by a Start that fails.
 	Bus bus.Bus
+	// Events is the name of the cell under which what happens to runs is told on the bus, as CloudEvents; "" tells nothing.
+	Events string
 	// Advertise is the URL under which the other nodes of the store reach this one; "" where they cannot.
 	Advertise string
 	// Ledger is the file that remembers local processes, so that the next node ends what a killed one left; with "" the
@@ -83,6 +85,7 @@ type Node struct {
 	plane  *control.Plane
 	local  *local.Runtime    // nil without
 	cloud  *cloudrun.Runtime // nil without
+	events *outbound         // nil without
 	server *server.Server
 	url    string
 	// workerToken is what processes of this node ask for runs with; "" where there is no login.
@@ -161,6 +164,9 @@ func Start(ctx context.Context, o Options) (_ *Node, err error) {
 	if err != nil {
 		return nil, err
 	}
+	if n.events, err = tellOutsiders(&n.o, n.plane); err != nil {
+		return nil, err
+	}
 	if err := n.plane.Start(ctx); err != nil {
 		return nil, err
 	}
@@ -229,6 +235,7 @@ func (n *Node) abandon() error {
 	if n.cloud != nil {
 		faults = append(faults, n.cloud.Close(ctx, 0))
 	}
+	n.events.close()
 	if n.o.Bus != nil {
 		faults = append(faults, n.o.Bus.Close())
 	}
@@ -274,6 +281,7 @@ func (n *Node) Close(ctx context.Context, grace time.Duration) error {
 	note("serve", n.err)
 	// 3. Nobody decides any more, and nothing is written.
 	note("stop the control plane", n.plane.Close(ctx))
+	n.events.close()
 	if n.o.Bus != nil {
 		note("close the bus", n.o.Bus.Close())
 	}

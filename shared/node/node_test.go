@@ -14,11 +14,16 @@ import (
 	"time"
 
 	"github.com/errand-run/errand/shared/api"
+	"github.com/errand-run/errand/shared/bus"
+	"github.com/errand-run/errand/shared/bus/local"
+	"github.com/errand-run/errand/shared/control"
+	"github.com/errand-run/errand/shared/fleet"
 	"github.com/errand-run/errand/shared/internal/emulator"
 	"github.com/errand-run/errand/shared/runtime/process"
 	"github.com/errand-run/errand/shared/server"
 	"github.com/errand-run/errand/shared/store"
 	"github.com/errand-run/errand/shared/store/firestore"
+	"github.com/errand-run/errand/shared/store/memory"
 	"github.com/errand-run/errand/shared/store/sqlite"
 )
 
@@ -190,5 +195,43 @@ func TestLoopbackURL(t *testing.T) {
 		if got := loopbackURL(a); got != want {
 			t.Errorf("loopbackURL(%s) = %s, want %s", addr, got, want)
 		}
+	}
+}
+
+func TestANodeTellsOutsidersWhatHappens(t *testing.T) {
+	broker := local.NewBroker(local.Options{})
+	outside := broker.Open()
+	defer outside.Close()
+	n, err := Start(t.Context(), Options{Store: memory.Open(), Listener: listen(t), Bus: broker.Open(), Events: "cell-1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n.Plane().Apply(t.Context(), []fleet.Object{&fleet.Agent{Meta: fleet.Meta{Name: "echo"}, Shape: fleet.Pool}}, control.ApplyOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	out := n.Plane().Submit(t.Context(), []control.Submission{{Agent: "echo"}})[0]
+	if out.Err != nil {
+		t.Fatal(out.Err)
+	}
+	if _, err := n.Plane().Cancel(t.Context(), out.Run.ID, control.CancelRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	// What was written before the node closes is told.
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	if err := n.Close(ctx, time.Second); err != nil {
+		t.Fatal(err)
+	}
+	got := make(chan string, 10)
+	listening, stop := context.WithCancel(ctx)
+	defer stop()
+	err = outside.Receive(listening, bus.Events, bus.Receiver{Slots: 1, Handle: func(_ context.Context, d *bus.Delivery) error {
+		if got <- d.Attributes["ce-type"]; d.Attributes["ce-type"] == "dev.errand.run.canceled" {
+			stop()
+		}
+		return nil
+	}})
+	if err != nil || ctx.Err() != nil {
+		t.Fatalf("told were %d events, and no end: %v", len(got), err)
 	}
 }
