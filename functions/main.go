@@ -52,5 +52,5 @@ func serve(env edge.Env, log *slog.Logger) error {
 	functions.HTTP(target, handler)
 	port := env.Get("PORT", "8080")
 	log.Info("serving", "function", target, "port", port)
-	return funcframework.StartHostPort(env.Get("ERRAND_HOST", ""), port)
+	return funcframework.StartHostPort(env.Get("ERRAND_LISTEN", ""), port)
 }

@@ -133,7 +133,7 @@ func function(t *testing.T, target string, env ...string) string {
 	}
 	_, port, _ := net.SplitHostPort(address)
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = append([]string{"ERRAND_TEST_IS_FUNCTION=1", "FUNCTION_TARGET=" + target, "PORT=" + port, "ERRAND_HOST=127.0.0.1"}, env...)
+	cmd.Env = append([]string{"ERRAND_TEST_IS_FUNCTION=1", "FUNCTION_TARGET=" + target, "PORT=" + port, "ERRAND_LISTEN=127.0.0.1"}, env...)
 	var log bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &log, &log
 	if err := cmd.Start(); err != nil {
