@@ -6,15 +6,11 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
-	"os"
-	"path/filepath"
 	"strconv"
 	"time"
 
 	"github.com/errand-run/errand/shared/api"
-	"github.com/errand-run/errand/shared/identity"
 )
 
 const (
@@ -25,20 +21,6 @@ const (
 	// unnoticed would be missed only when its worker's lease runs out.
 	askTime = 5 * time.Second
 )
-
-// Job runs the one attempt of a job's container, as [Main] does for protocol job, by a handle of one's own, which is given
-// the client of the server. It returns the code to exit with: 0 when the work is done, is somebody else's or was handed
-// back, 1 when it failed, 2 when the environment does not say what to do. getenv is the environment, log of what happens
-// goes to stderr.
-func Job(ctx context.Context, getenv func(string) string, stderr io.Writer, handle func(ctx context.Context, client *api.Client, a *Attempt) Result) int {
-	p := process{stderr: stderr, name: filepath.Base(os.Args[0]), getenv: func(name string) string {
-		if name == EnvProtocol {
-			return ProtocolJob
-		}
-		return getenv(name)
-	}}
-	return p.run(ctx, handle)
-}
 
 // job runs the one attempt of a job's container and returns the exit code.
 func (p *process) job(ctx context.Context, env *environment, log *slog.Logger, h handle) int {
@@ -169,7 +151,7 @@ func asked[T any](ctx context.Context, call func(context.Context) (*T, error)) (
 		out, err := call(try)
 		end()
 		var p *api.Problem
-		if err == nil || errors.Is(err, identity.ErrRefused) || !errors.Is(err, api.ErrUnreachable) && (!errors.As(err, &p) || !passing(p)) {
+		if err == nil || !errors.Is(err, api.ErrUnreachable) && (!errors.As(err, &p) || !passing(p)) {
 			return out, err
 		}
 		b.failed(time.Now(), err)

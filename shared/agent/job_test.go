@@ -14,7 +14,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/errand-run/errand/shared/api"
-	"github.com/errand-run/errand/shared/identity"
 )
 
 // container is a container of a job, on synctest's clock.
@@ -449,25 +448,6 @@ func TestTheEnvironmentOfThePlatform(t *testing.T) {
 			}
 		})
 	}
-}
-
-// nobody is a workload without an account.
-type nobody struct{}
-
-func (nobody) Token(context.Context, string) (string, error) { return "", identity.ErrRefused }
-
-func TestAContainerWithoutAnAccountSaysSoAtOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		began := time.Now()
-		c := newContainer(map[string]string{EnvAttempt: "r1.1", EnvTicket: "t"})
-		p := &process{getenv: env(c.vars), stderr: &c.stderr, name: "sum", connect: func(o api.Options) (*api.Client, error) {
-			return api.NewClient(api.Options{URL: o.URL, Tokens: nobody{}})
-		}}
-		code := p.run(t.Context(), nil)
-		if took := time.Since(began); code != 1 || took > askTime || !strings.Contains(c.stderr.String(), identity.ErrRefused.Error()) {
-			t.Errorf("exit %d after %s: %s", code, took, c.stderr.String())
-		}
-	})
 }
 
 func TestSecretsOfTheEnvironmentAreNotShown(t *testing.T) {

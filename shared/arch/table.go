@@ -78,6 +78,7 @@ func House() Rules {
 			"runtime": {Layer: ports},
 			// Below the drivers, whose tests start emulators; a cloud on one machine starts them too.
 			"internal/emulator": {Layer: ports},
+			"cloudbox":          {Layer: doors, Beside: []string{"api", "internal/emulator", "server", "twin"}},
 
 			"trigger":             {Layer: drivers},
 			"manifest":            {Layer: drivers, Beside: []string{"trigger"}},
@@ -179,15 +180,15 @@ func House() Rules {
 			"modernc.org/sqlite":                         {"store/sqlite"},
 			"database/sql":                               {"store/sqlite"},
 			"cloud.google.com/go/firestore":              {"store/firestore"},
-			"cloud.google.com/go/iam":                    {"twin"}, // its messages are in Cloud Run's services
-			"cloud.google.com/go/longrunning":            {"twin"}, // so are these
-			"google.golang.org/genproto":                 {"twin"}, // and these
-			"golang.org/x/time/rate":                     {"runtime/cloudrun", "twin"},
+			"cloud.google.com/go/iam":                    {"cloudbox", "twin"}, // its messages are in Cloud Run's services
+			"cloud.google.com/go/longrunning":            {"twin"},             // so are these
+			"google.golang.org/genproto":                 {"twin"},             // and these
+			"golang.org/x/time/rate":                     {"cloudbox", "runtime/cloudrun", "twin"},
 			"cloud.google.com/go/pubsub/v2":              {"bus/pubsub"},
-			"cloud.google.com/go/run":                    {"runtime/cloudrun", "twin"},
-			"google.golang.org/api":                      {"bus/pubsub", "runtime/cloudrun", "store/firestore", "twin"},
-			"google.golang.org/grpc":                     {"bus/pubsub", "runtime/cloudrun", "store/firestore", "twin"},
-			"google.golang.org/protobuf":                 {"bus/pubsub", "runtime/cloudrun", "store/firestore", "twin"},
+			"cloud.google.com/go/run":                    {"cloudbox", "runtime/cloudrun", "twin"},
+			"google.golang.org/api":                      {"bus/pubsub", "cloudbox", "runtime/cloudrun", "store/firestore", "twin"},
+			"google.golang.org/grpc":                     {"bus/pubsub", "cloudbox", "runtime/cloudrun", "store/firestore", "twin"},
+			"google.golang.org/protobuf":                 {"bus/pubsub", "cloudbox", "runtime/cloudrun", "store/firestore", "twin"},
 			"github.com/google/go-cmp":                   nil,
 			"github.com/google/uuid":                     nil,
 			"github.com/rogpeppe/go-internal/testscript": nil,

@@ -18,7 +18,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/errand-run/errand/shared/agent"
 	"github.com/errand-run/errand/shared/api"
 	"github.com/errand-run/errand/shared/cli/internal/render"
 	"github.com/errand-run/errand/shared/version"
@@ -35,8 +34,6 @@ type app struct {
 	now      func() time.Time
 
 	server, token, tenant, output string
-
-	tokens api.TokenSource // where token is empty; nil for none
 
 	format render.Format
 }
@@ -197,8 +194,6 @@ func (a *app) client() (*api.Client, error) {
 	c, err := api.NewClient(api.Options{
 		URL:       a.serverURL(),
 		Token:     firstOf(a.token, a.env("ERRAND_TOKEN")),
-		Tokens:    a.tokens,
-		Audience:  a.env(agent.EnvAudience),
 		Tenant:    a.tenantName(),
 		UserAgent: "errand/" + version.Get().Version,
 		Retries:   2,

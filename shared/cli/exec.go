@@ -15,7 +15,6 @@ import (
 	"github.com/errand-run/errand/shared/cli/internal/render"
 	"github.com/errand-run/errand/shared/fleet"
 	"github.com/errand-run/errand/shared/host"
-	"github.com/errand-run/errand/shared/identity"
 )
 
 // execFlags are what exec is asked for. Each has a variable of the environment for use as a container's entrypoint.
@@ -34,19 +33,13 @@ func (a *app) execCommand() *cobra.Command {
 		Short: "Host any program as an agent of a server: one process per run, by the stdio protocol",
 		Long: "exec pulls runs of an agent and starts COMMAND for each: the run is one JSON document on standard input, its\n" +
 			"output what the program prints. SIGTERM drains: no new runs, what runs may go on for the grace, and what is left\n" +
-			"is handed back without spending an attempt. No process outlives exec, however it ends.\n\n" +
-			"With --shape job, and in a container of a Cloud Run job, exec executes the one run that the container was started\n" +
-			"for, or begins one whose input is in " + agent.EnvInput + ", and ends with 0 when it is done and 1 when it failed.",
+			"is handed back without spending an attempt. No process outlives exec, however it ends.",
 		Example: "  errand exec --agent summarize -- python3 agent.py\n" +
-			"  errand exec --server https://errand.example.com --agent summarize --slots 4 -- ./agent\n" +
-			"  errand exec --agent summarize --shape job -- python3 agent.py",
+			"  errand exec --server https://errand.example.com --agent summarize --slots 4 -- ./agent",
 		Args: args(1, -1, "a command after --"),
 		RunE: func(cmd *cobra.Command, command []string) error {
 			if err := a.execDefaults(cmd, &f); err != nil {
 				return err
-			}
-			if f.shape == string(fleet.Job) {
-				return a.hostJob(cmd.Context(), command, &f)
 			}
 			return a.host(cmd.Context(), command, &f)
 		},
@@ -57,7 +50,7 @@ func (a *app) execCommand() *cobra.Command {
 	flags.IntVar(&f.slots, "slots", 1, "programs at a time ("+agent.EnvSlots+")")
 	flags.StringVar(&f.target, "target", "", "target that this worker belongs to; the server chooses when empty ("+agent.EnvTarget+")")
 	flags.StringVar(&f.worker, "worker", "", "name of this worker, unique while it lives; one is made when empty ("+agent.EnvWorker+")")
-	flags.StringVar(&f.shape, "shape", string(fleet.Pool), "how runs come; pool: exec pulls them, job: there is one (the default in a container of a job)")
+	flags.StringVar(&f.shape, "shape", string(fleet.Pool), "how runs come; pool: exec pulls them")
 	flags.DurationVar(&f.grace, "grace", agent.DefaultGrace, "how long programs may go on after SIGTERM ("+agent.EnvGrace+")")
 	return cmd
 }
@@ -87,14 +80,7 @@ func (a *app) execDefaults(cmd *cobra.Command, f *execFlags) error {
 	f.worker = firstOf(f.worker, a.env(agent.EnvWorker))
 	a.server = firstOf(a.server, a.env("ERRAND_SERVER"), a.env(agent.EnvURL))
 	a.token = firstOf(a.token, a.env(agent.EnvWorkerToken))
-	if identity.OnPlatform(a.env) {
-		a.tokens = identity.Metadata(identity.Options{Host: a.env(identity.EnvHost)})
-	}
-	if !given("shape") && (a.env("CLOUD_RUN_JOB") != "" || a.env(agent.EnvTicket) != "") {
-		f.shape = string(fleet.Job)
-	}
 	switch {
-	case f.shape == string(fleet.Job) && f.slots == 1:
 	case len(f.agents) == 0:
 		return usagef("exec: which agent? want --agent NAME or %s", agent.EnvAgent)
 	case f.slots < 1 || f.slots > api.MaxSlots:
@@ -102,7 +88,7 @@ func (a *app) execDefaults(cmd *cobra.Command, f *execFlags) error {
 	case f.grace < 0 || f.grace > time.Hour:
 		return usagef("--grace %s: want 0s to 1h", f.grace)
 	case f.shape != string(fleet.Pool):
-		return usagef("--shape %q: exec hosts shapes pool and job; a local server starts service and instance by itself", render.Clean(f.shape))
+		return usagef("--shape %q: exec hosts shape pool; a local server starts service, instance and job by itself", render.Clean(f.shape))
 	}
 	return nil
 }
@@ -115,49 +101,18 @@ func (a *app) host(ctx context.Context, command []string, f *execFlags) error {
 		return err
 	}
 	log := slog.New(slog.NewTextHandler(a.err, nil))
-	program, err := newProgram(command, log)
+	program, err := host.NewProgram(command, client.URL(), log)
 	if err != nil {
-		return err
+		return fmt.Errorf("exec %s: %s; is the program installed, and its name right?", render.Clean(command[0]), cause(err))
 	}
 	defer program.Close()
 	// 2. Serve.
 	worker, err := agent.NewHost(client, agent.HostOptions{
-		Worker: f.worker, Target: f.target, Agents: f.agents, Slots: f.slots, Handle: program.Handler(client), Grace: host.NoneIfZero(f.grace), Log: log,
+		Worker: f.worker, Target: f.target, Agents: f.agents, Slots: f.slots, Handle: program.Handle, Grace: host.NoneIfZero(f.grace), Log: log,
 	})
 	if err != nil {
 		return fmt.Errorf("exec %s: %w", command[0], err)
 	}
 	log.Info("waiting for runs", "server", client.URL(), "worker", worker.Worker(), "agents", strings.Join(f.agents, ","), "slots", f.slots)
 	return worker.Run(ctx)
-}
-
-func newProgram(command []string, log *slog.Logger) (*host.Program, error) {
-	program, err := host.NewProgram(command, log)
-	if err != nil {
-		return nil, fmt.Errorf("exec %s: %s; is the program installed, and its name right?", render.Clean(command[0]), cause(err))
-	}
-	return program, nil
-}
-
-// hostJob executes the one run of a job's container.
-func (a *app) hostJob(ctx context.Context, command []string, f *execFlags) error {
-	program, err := newProgram(command, slog.New(slog.NewTextHandler(a.err, nil)))
-	if err != nil {
-		return err
-	}
-	defer program.Close()
-	told := map[string]string{
-		agent.EnvURL: a.serverURL(), agent.EnvAgent: strings.Join(f.agents, ","), agent.EnvWorker: f.worker, agent.EnvTarget: f.target,
-		agent.EnvGrace: f.grace.String(), agent.EnvWorkerToken: firstOf(a.token, a.env("ERRAND_TOKEN")), agent.EnvTenant: a.tenantName(),
-	}
-	code := agent.Job(ctx, func(name string) string {
-		if value, ok := told[name]; ok {
-			return value
-		}
-		return a.env(name)
-	}, a.err, program.Handle)
-	if code != 0 {
-		return &exitError{code: code}
-	}
-	return nil
 }

@@ -122,14 +122,6 @@ func (c *control) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 			Attempt: attempt, N: r.n, Run: r.id, Agent: "a", Tenant: "t", Mode: "run", Input: json.RawMessage(r.input), Key: r.id,
 			Token: "token-" + attempt, Deadline: api.Time{Time: time.Now().Add(time.Hour)}, HeartbeatEvery: api.Duration(c.every),
 		})
-	case strings.HasSuffix(path, ":undelivered"):
-		var q api.Undelivered
-		_ = json.Unmarshal(body, &q)
-		attempt := strings.TrimSuffix(strings.TrimPrefix(path, "/v1/attempts/"), ":undelivered")
-		if r := c.find(attempt); r != nil && q.Ticket == "ticket-"+attempt {
-			r.state = "backoff: " + q.Reason
-		}
-		w.WriteHeader(http.StatusNoContent)
 	case path == "/v1/attempts:batch":
 		var b api.ReportBatch
 		_ = json.Unmarshal(body, &b)

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -103,14 +102,6 @@ func (p *Pool) handle(ctx context.Context, d *bus.Delivery, execute agent.Execut
 	switch what, err := p.judge(d); {
 	case err != nil:
 		return giveBack(poison, slog.LevelError, err)
-	case what == foreign:
-		// Nobody else will take it from here: the run need not wait until its start is given up.
-		if err := p.undelivered(ctx, attempt, ticket, d.Attributes[attrAgent]); errors.Is(err, api.ErrUnreachable) {
-			return giveBack(deferred, slog.LevelWarn, err)
-		} else if err != nil {
-			log.Warn("that a message was passed over could not be told", "error", err)
-		}
-		fallthrough
 	case what != claimed:
 		log.Info("message is passed over", "why", outcomeNames[what], "agent", d.Attributes[attrAgent])
 		return what, nil
@@ -146,14 +137,6 @@ func (p *Pool) handle(ctx context.Context, d *bus.Delivery, execute agent.Execut
 		log.Warn("attempt ended without effect", "error", err)
 	}
 	return claimed, nil
-}
-
-// undelivered gives back an attempt whose agent is not served here.
-func (p *Pool) undelivered(ctx context.Context, attempt, ticket, name string) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, claimTime, fmt.Errorf("%w: no answer within %s", api.ErrUnreachable, claimTime))
-	defer cancel()
-	why := fmt.Sprintf("the workers of target %s serve %s, not %s", p.Target, strings.Join(p.Agents, ", "), name)
-	return p.Client.Undelivered(ctx, attempt, ticket, why)
 }
 
 // judge tells what a message is worth by itself: claimed for one that is worth a claim.

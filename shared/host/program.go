@@ -21,13 +21,14 @@ import (
 // however it ends: the program that makes one calls process.Warden first of all.
 type Program struct {
 	processes *process.Host
+	url       string
 	how       fleet.Run
 	log       *slog.Logger
 }
 
-// NewProgram makes a Program of a command, which must be there. It inherits the working folder, and the environment but
-// for what is meant for the worker itself.
-func NewProgram(command []string, log *slog.Logger) (*Program, error) {
+// NewProgram makes a Program of a command, which must be there; url is the server that its attempts report to. It
+// inherits the working folder, and the environment but for what is meant for the worker itself.
+func NewProgram(command []string, url string, log *slog.Logger) (*Program, error) {
 	if len(command) == 0 {
 		return nil, fmt.Errorf("no command; want the program to run for each attempt")
 	}
@@ -43,12 +44,7 @@ func NewProgram(command []string, log *slog.Logger) (*Program, error) {
 		return nil, err
 	}
 	how := fleet.Run{Command: command, Dir: dir, Env: ownEnvironment(os.Environ()), Protocol: fleet.Stdio}
-	return &Program{processes: processes, how: how, log: log}, nil
-}
-
-// Handler is Handle as HostOptions of agent take it.
-func (p *Program) Handler(client *api.Client) func(context.Context, *agent.Attempt) agent.Result {
-	return func(ctx context.Context, a *agent.Attempt) agent.Result { return p.Handle(ctx, client, a) }
+	return &Program{processes: processes, url: url, how: how, log: log}, nil
 }
 
 // Close ends what is left of the processes.
@@ -70,11 +66,11 @@ func ownEnvironment(environ []string) map[string]string {
 	return vars
 }
 
-// Handle executes one attempt, which reports to the client's server; it is what agent.Job takes.
-func (p *Program) Handle(ctx context.Context, client *api.Client, a *agent.Attempt) agent.Result {
+// Handle executes one attempt; it is HostOptions.Handle of agent.
+func (p *Program) Handle(ctx context.Context, a *agent.Attempt) agent.Result {
 	// 1. Start the program.
 	x, err := stdio.Start(assignment(a, p.how), stdio.Options{
-		Host: p.processes, URL: client.URL(), Grace: stopGrace, Logs: func(lines []runtime.LogLine) { log(a, lines) },
+		Host: p.processes, URL: p.url, Grace: stopGrace, Logs: func(lines []runtime.LogLine) { log(a, lines) },
 	})
 	if err != nil {
 		return agent.Result{Err: &api.AgentError{Class: agent.ClassInfrastructure, Code: string(run.StartFailed), Message: err.Error()}}

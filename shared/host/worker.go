@@ -111,12 +111,12 @@ func (s *Settings) Run(ctx context.Context, b bus.Bus, log *slog.Logger) error {
 	}
 	// 2. What executes attempts.
 	if len(s.Command) > 0 {
-		program, err := NewProgram(s.Command, log)
+		program, err := NewProgram(s.Command, client.URL(), log)
 		if err != nil {
 			return fmt.Errorf("run %.200q for each attempt: %w", s.Command[0], err)
 		}
 		defer program.Close()
-		o.Handle = program.Handler(client)
+		o.Handle = program.Handle
 	} else {
 		forward, err := NewForward(s.ForwardURL, client.URL())
 		if err != nil {

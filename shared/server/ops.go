@@ -43,7 +43,11 @@ func (s *Server) opsDoors() {
 				p.RetryAfter = 1
 				return p
 			}
-			return writeJSON(w, http.StatusOK, Health{Status: "ok"})
+			health := Health{Status: "ok"}
+			if h.name == "ready" {
+				health.Leader, health.Epoch = s.plane.Health()
+			}
+			return writeJSON(w, http.StatusOK, health)
 		})
 	}
 	s.plain(door{
@@ -67,6 +71,9 @@ func (s *Server) opsDoors() {
 // Health answers the health checks.
 type Health struct {
 	Status string `json:"status"`
+	// Of /health/ready: whether this process decides, and the number of the newest lease that it held.
+	Leader bool  `json:"leader,omitempty"`
+	Epoch  int64 `json:"epoch,omitempty"`
 }
 
 func (s *Server) ready() error {

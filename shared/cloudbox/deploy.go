@@ -1,0 +1,211 @@
+package cloudbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	run "cloud.google.com/go/run/apiv2"
+	"cloud.google.com/go/run/apiv2/runpb"
+	"google.golang.org/api/option"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/errand-run/errand/shared/fleet"
+)
+
+// How a workload is made of an agent: what terraform does for a real project.
+const (
+	poolInstances = 2
+	maxInstances  = 2
+	jobSlots      = 10 // executions of one job at a time
+	jobTimeout    = time.Hour
+)
+
+// image is the command that an image of the box stands for: KIND/NAME, where a pool's image is the worker that starts
+// the agent's program for each run, and any other the program itself.
+func (b *Box) image(name string) ([]string, error) {
+	kind, name, _ := strings.Cut(name, "/")
+	if kind == "command" {
+		return []string{filepath.Join(b.o.Binaries, name)}, nil
+	}
+	for _, a := range b.agents() {
+		if a.Name() != name {
+			continue
+		}
+		command, err := commandOf(a)
+		if err == nil && kind == "pool" {
+			command = append([]string{filepath.Join(b.o.Binaries, "worker"), "--"}, command...)
+		}
+		return command, err
+	}
+	return nil, fmt.Errorf("no image %s/%s", kind, name)
+}
+
+// commandOf is an agent's command as it is started from anywhere.
+func commandOf(a *fleet.Agent) ([]string, error) {
+	if len(a.Run.Command) == 0 {
+		return nil, fmt.Errorf("agent %s has no run.command", a.Name())
+	}
+	command := append([]string(nil), a.Run.Command...)
+	if strings.Contains(command[0], "/") && !filepath.IsAbs(command[0]) {
+		path, err := filepath.Abs(filepath.Join(a.Run.Dir, command[0]))
+		if err != nil {
+			return nil, fmt.Errorf("command of agent %s: %w", a.Name(), err)
+		}
+		command[0] = path
+	}
+	return command, nil
+}
+
+// build makes an agent's program.
+func build(ctx context.Context, a *fleet.Agent) error {
+	if len(a.Run.Build) == 0 {
+		return nil
+	}
+	cmd := exec.CommandContext(ctx, a.Run.Build[0], a.Run.Build[1:]...)
+	cmd.Dir, cmd.Env = a.Run.Dir, os.Environ()
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("build agent %s: %w\n%s", a.Name(), err, out)
+	}
+	return nil
+}
+
+// resource is the name of an agent's workload on Cloud Run.
+func resource(a *fleet.Agent) string {
+	collection := map[fleet.Shape]string{fleet.Service: "services", fleet.Instance: "instances", fleet.Pool: "workerPools", fleet.Job: "jobs"}[a.Shape]
+	return parent + "/" + collection + "/" + a.Name()
+}
+
+const parent = "projects/" + project + "/locations/" + region
+
+// target is where an agent's runs go.
+func (b *Box) target(a *fleet.Agent) *fleet.Target {
+	slots := max(a.Run.Slots, 1)
+	runs := map[fleet.Shape]int{fleet.Service: slots * maxInstances, fleet.Instance: slots, fleet.Pool: slots * poolInstances, fleet.Job: jobSlots}[a.Shape]
+	return &fleet.Target{
+		Meta: fleet.Meta{Name: a.Name()}, Runtime: fleet.RuntimeCloudRun, Shapes: []fleet.Shape{a.Shape}, Resource: resource(a), Region: region,
+		Identity: account(a.Name()), Capacity: fleet.Capacity{Runs: runs},
+	}
+}
+
+// deploy makes a workload for every agent.
+func (b *Box) deploy(ctx context.Context) error {
+	var faults []error
+	for _, a := range b.agents() {
+		a.Identity = account(a.Name())
+		if err := build(ctx, a); err != nil {
+			return err
+		}
+		if err := b.deployOne(ctx, a); err != nil {
+			faults = append(faults, fmt.Errorf("deploy agent %s as %s: %w", a.Name(), a.Shape, err))
+		}
+	}
+	return errors.Join(faults...)
+}
+
+func (b *Box) clientOptions() []option.ClientOption {
+	return []option.ClientOption{
+		option.WithEndpoint(b.twin.Endpoint()), option.WithoutAuthentication(),
+		option.WithGRPCDialOption(grpc.WithTransportCredentials(insecure.NewCredentials())),
+	}
+}
+
+func (b *Box) deployOne(ctx context.Context, a *fleet.Agent) error {
+	email := account(a.Name())
+	env := map[string]string{
+		"ERRAND_URL": b.URL(), "ERRAND_AUDIENCE": b.URL(), "ERRAND_AGENT": a.Name(), "ERRAND_SLOTS": strconv.Itoa(max(a.Run.Slots, 1)),
+	}
+	for k, v := range a.Run.Env {
+		env[k] = v
+	}
+	switch a.Shape {
+	case fleet.Service:
+		env["ERRAND_PROTOCOL"] = "http"
+		return b.service(ctx, a.Name(), &runpb.RevisionTemplate{
+			ServiceAccount: email, MaxInstanceRequestConcurrency: int32(max(a.Run.Slots, 1)),
+			Scaling:    &runpb.RevisionScaling{MaxInstanceCount: maxInstances},
+			Containers: []*runpb.Container{{Image: "agent/" + a.Name(), Env: vars(env)}},
+		})
+	case fleet.Instance:
+		env["ERRAND_PROTOCOL"] = "http"
+		client, err := run.NewInstancesClient(ctx, b.clientOptions()...)
+		if err != nil {
+			return err
+		}
+		defer client.Close()
+		op, err := client.CreateInstance(ctx, &runpb.CreateInstanceRequest{Parent: parent, InstanceId: a.Name(), Instance: &runpb.Instance{
+			ServiceAccount: email, Containers: []*runpb.Container{{Image: "agent/" + a.Name(), Env: vars(env)}},
+		}})
+		if err != nil {
+			return err
+		}
+		_, err = op.Wait(ctx)
+		return err
+	case fleet.Pool:
+		env["ERRAND_TARGET"], env["ERRAND_BUS"] = a.Name(), "pubsub:"+project
+		client, err := run.NewWorkerPoolsClient(ctx, b.clientOptions()...)
+		if err != nil {
+			return err
+		}
+		defer client.Close()
+		count := int32(poolInstances)
+		op, err := client.CreateWorkerPool(ctx, &runpb.CreateWorkerPoolRequest{Parent: parent, WorkerPoolId: a.Name(), WorkerPool: &runpb.WorkerPool{
+			Scaling: &runpb.WorkerPoolScaling{ManualInstanceCount: &count},
+			Template: &runpb.WorkerPoolRevisionTemplate{
+				ServiceAccount: email, Containers: []*runpb.Container{{Image: "pool/" + a.Name(), Env: vars(env)}},
+			},
+		}})
+		if err != nil {
+			return err
+		}
+		_, err = op.Wait(ctx)
+		return err
+	}
+	client, err := run.NewJobsClient(ctx, b.clientOptions()...)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	op, err := client.CreateJob(ctx, &runpb.CreateJobRequest{Parent: parent, JobId: a.Name(), Job: &runpb.Job{
+		Template: &runpb.ExecutionTemplate{TaskCount: 1, Template: &runpb.TaskTemplate{
+			ServiceAccount: email, Timeout: durationpb.New(jobTimeout), Retries: &runpb.TaskTemplate_MaxRetries{MaxRetries: 0},
+			Containers: []*runpb.Container{{Image: "agent/" + a.Name(), Env: vars(env)}},
+		}},
+	}})
+	if err != nil {
+		return err
+	}
+	_, err = op.Wait(ctx)
+	return err
+}
+
+// service creates a service and waits until it is there.
+func (b *Box) service(ctx context.Context, name string, template *runpb.RevisionTemplate) error {
+	client, err := run.NewServicesClient(ctx, b.clientOptions()...)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	op, err := client.CreateService(ctx, &runpb.CreateServiceRequest{Parent: parent, ServiceId: name, Service: &runpb.Service{Template: template}})
+	if err != nil {
+		return err
+	}
+	_, err = op.Wait(ctx)
+	return err
+}
+
+func vars(env map[string]string) []*runpb.EnvVar {
+	var out []*runpb.EnvVar
+	for k, v := range env {
+		out = append(out, &runpb.EnvVar{Name: k, Values: &runpb.EnvVar_Value{Value: v}})
+	}
+	return out
+}
