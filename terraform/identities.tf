@@ -76,7 +76,7 @@ resource "google_project_iam_member" "build_log" {
 
 # What the control plane does to a workload, by shape. The roles are the project's; they are granted on one workload each.
 resource "google_project_iam_custom_role" "workload" {
-  for_each = {
+  for_each = { for shape, role in {
     service  = { title = "finds a service", permissions = ["run.services.get"] }
     instance = { title = "finds, starts and stops an instance", permissions = ["run.instances.get", "run.instances.start", "run.instances.stop"] }
     pool     = { title = "scales a worker pool", permissions = ["run.workerpools.get", "run.workerpools.update"] }
@@ -92,7 +92,7 @@ resource "google_project_iam_custom_role" "workload" {
       title       = "puts another image into a workload"
       permissions = ["run.jobs.get", "run.jobs.update", "run.services.get", "run.services.update", "run.workerpools.get", "run.workerpools.update"]
     }
-  }
+  } : shape => role if shape != "instance" || local.has_instances } # a region without instances need not know their permissions
 
   project     = var.project
   role_id     = "${replace(var.prefix, "-", "_")}_${each.key}"

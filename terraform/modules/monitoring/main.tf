@@ -29,14 +29,14 @@ locals {
     progress = {
       title    = "Nothing ends although runs wait"
       severity = "CRITICAL"
-      query    = "sum(increase(errand_runs_finished_total[${var.limits.no_progress}s])) == 0 and sum(min_over_time(errand_queue_depth[${var.limits.no_progress}s])) > 0"
+      query    = "(sum(increase(errand_runs_finished_total[${var.limits.no_progress}s])) or vector(0)) == 0 and sum(min_over_time(errand_queue_depth[${var.limits.no_progress}s])) > 0"
       duration = "0s"
       advice   = "Look whether some process leads (errand_leader), whether targets have slots, and whether workers claim what they are sent."
     }
     leader = {
-      title    = "No control process decides, or more than one says so"
+      title    = "No control process decides"
       severity = "CRITICAL"
-      query    = "sum(errand_leader) != 1"
+      query    = "sum(errand_leader) == 0"
       duration = "120s"
       advice   = "The dispatcher lease is one document of the database: the log of the control plane says who holds it and why another does not."
     }

@@ -26,7 +26,7 @@ resource "google_cloud_run_v2_worker_pool" "this" {
       }
 
       dynamic "env" {
-        for_each = merge(var.env, { ERRAND_PROTOCOL = "http", PORT = "8080" })
+        for_each = merge(var.env, { ERRAND_PROTOCOL = "http", ERRAND_LISTEN = "127.0.0.1", PORT = "8080" })
         content {
           name  = env.key
           value = env.value
