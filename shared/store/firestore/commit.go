@@ -207,7 +207,7 @@ func (s *Store) decideOn(w *work) bool {
 		return false
 	}
 	// 2. What is stored refuses it.
-	switch refusal, from := w.refusal(); {
+	switch from, refusal := w.refusal(); {
 	case refusal == nil:
 	case from != sure:
 		w.unread = true // what is remembered may be of the past

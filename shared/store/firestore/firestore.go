@@ -155,7 +155,7 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	ctx, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
 	if _, err := s.readHeads(ctx, []name{{store.KindMisc, "open"}}, nil); err != nil {
-		client.Close()
+		_ = client.Close()
 		return nil, fmt.Errorf("open store %s: %w", s.place, err)
 	}
 	return s, nil

@@ -53,6 +53,7 @@ func through(unary grpc.UnaryClientInterceptor, stream grpc.StreamClientIntercep
 }
 
 func TestConformance(t *testing.T) {
+	t.Parallel()
 	storetest.Run(t, func(t *testing.T) store.Store { return open(t) })
 }
 

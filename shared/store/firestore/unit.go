@@ -162,7 +162,7 @@ func (s *Store) remembered(t *target) (head, knowledge) {
 }
 
 // refusal judges the unit by what is known, and says where that is from.
-func (w *work) refusal() (error, knowledge) {
+func (w *work) refusal() (from knowledge, err error) {
 	var guessed error
 	note := func(err error, from knowledge) bool {
 		if err != nil && guessed == nil {
@@ -176,7 +176,7 @@ func (w *work) refusal() (error, knowledge) {
 			held, from = w.targets[f.target].head.attempt, w.targets[f.target].knowledge
 		}
 		if err := port.JudgeFence(f.Fence, held); note(err, from) {
-			return err, sure
+			return sure, err
 		}
 	}
 	for i := range w.targets {
@@ -185,10 +185,10 @@ func (w *work) refusal() (error, knowledge) {
 			continue
 		}
 		if err := port.JudgeWrite(t.write, t.head.version); note(err, t.knowledge) {
-			return err, sure
+			return sure, err
 		}
 	}
-	return guessed, guess
+	return guess, guessed
 }
 
 // found reports whether what was read shows that the unit was applied: a document that it put holds its token, also as
