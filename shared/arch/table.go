@@ -128,7 +128,7 @@ func House() Rules {
 			"internal/seed": {Layer: doors},
 			"e2e":           {Layer: doors},
 			"chaos":         {Layer: doors},
-			"deploy":        {Layer: doors, Beside: []string{"server/oidc"}}, // images, the build, the plan of Terraform
+			"deploy":        {Layer: doors, Beside: []string{"config", "server/oidc"}}, // images, the build, the plan of Terraform
 			"cost":          {Layer: doors},
 			"sim":           {Layer: doors, Suite: true},
 

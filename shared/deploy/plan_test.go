@@ -11,6 +11,7 @@ import (
 
 	gocmp "github.com/google/go-cmp/cmp"
 
+	"github.com/errand-run/errand/shared/config"
 	"github.com/errand-run/errand/shared/fleet"
 	"github.com/errand-run/errand/shared/manifest"
 	"github.com/errand-run/errand/shared/server/oidc"
@@ -47,6 +48,16 @@ func (c *change) text(path ...string) string {
 	}
 	s, _ := v.(string)
 	return s
+}
+
+// block is the first element of a nested block.
+func block(in map[string]any, name string) map[string]any {
+	list, _ := in[name].([]any)
+	if len(list) == 0 {
+		return nil
+	}
+	b, _ := list[0].(map[string]any)
+	return b
 }
 
 func (p *plan) of(kinds ...string) []change {
@@ -306,9 +317,29 @@ func planTellsTheControlPlaneOfEachWorkload(t *testing.T, p *plan) {
 	}
 }
 
-// planConfiguresTheControlPlane holds the file of issuers and principals against what reads it.
+// planConfiguresTheControlPlane holds its environment, and the file of issuers and principals, against what reads them.
 func planConfiguresTheControlPlane(t *testing.T, p *plan) {
 	t.Helper()
+	env := map[string]string{}
+	for _, c := range p.of("cloud_run_v2_service") {
+		if c.text("name") == "errand-control" {
+			list, _ := block(block(c.Change.After, "template"), "containers")["env"].([]any)
+			for _, e := range list {
+				v, _ := e.(map[string]any)
+				env[fmt.Sprint(v["name"])] = fmt.Sprint(v["value"])
+			}
+		}
+	}
+	if len(env) == 0 {
+		t.Fatal("the control plane has no environment")
+	}
+	conf, err := config.Load(t.Context(), func(name string) (string, bool) { v, ok := env[name]; return v, ok })
+	if err != nil {
+		t.Fatalf("the control plane does not take its environment: %v", err)
+	}
+	if conf.Store != "firestore:errand-example/errand" || conf.LocalRuntime() || len(conf.SigningKeys) != 1 {
+		t.Errorf("it keeps runs in %s, starts processes of its own: %t, and has %d keys", conf.Store, conf.LocalRuntime(), len(conf.SigningKeys))
+	}
 	text, _ := p.Values.Outputs["auth"].Value.(string)
 	file, err := oidc.Read("auth.json", strings.NewReader(text))
 	if err != nil {
