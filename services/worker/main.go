@@ -49,6 +49,6 @@ func serve(ctx context.Context, settings *host.Settings, log *slog.Logger) error
 	if err != nil {
 		return err
 	}
-	defer b.Close()
+	defer func() { _ = b.Close() }() // what it still held comes again
 	return settings.Run(ctx, b, log)
 }

@@ -36,7 +36,7 @@ type proc struct {
 
 // start runs a command whose output goes to a file of the box. It ends with the box's process.
 func (b *Box) start(name, program string, env map[string]string) (*proc, error) {
-	cmd := exec.Command(filepath.Join(b.o.Binaries, program))
+	cmd := exec.CommandContext(context.Background(), filepath.Join(b.o.Binaries, program)) // it ends with Close
 	cmd.Env = os.Environ()
 	for k, v := range env {
 		cmd.Env = append(cmd.Env, k+"="+v)

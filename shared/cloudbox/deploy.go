@@ -11,11 +11,11 @@ import (
 	"strings"
 	"time"
 
-	run "cloud.google.com/go/run/apiv2"
 	"cloud.google.com/go/run/apiv2/runpb"
 	"google.golang.org/api/option"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/errand-run/errand/shared/fleet"
@@ -126,80 +126,33 @@ func (b *Box) deployOne(ctx context.Context, a *fleet.Agent) error {
 	for k, v := range a.Run.Env {
 		env[k] = v
 	}
+	container := []*runpb.Container{{Image: "agent/" + a.Name()}}
+	var workload proto.Message
 	switch a.Shape {
 	case fleet.Service:
 		env["ERRAND_PROTOCOL"] = "http"
-		return b.service(ctx, a.Name(), &runpb.RevisionTemplate{
+		workload = &runpb.Service{Name: resource(a), Template: &runpb.RevisionTemplate{
 			ServiceAccount: email, MaxInstanceRequestConcurrency: int32(max(a.Run.Slots, 1)),
-			Scaling:    &runpb.RevisionScaling{MaxInstanceCount: maxInstances},
-			Containers: []*runpb.Container{{Image: "agent/" + a.Name(), Env: vars(env)}},
-		})
+			Scaling: &runpb.RevisionScaling{MaxInstanceCount: maxInstances}, Containers: container,
+		}}
 	case fleet.Instance:
 		env["ERRAND_PROTOCOL"] = "http"
-		client, err := run.NewInstancesClient(ctx, b.clientOptions()...)
-		if err != nil {
-			return err
-		}
-		defer client.Close()
-		op, err := client.CreateInstance(ctx, &runpb.CreateInstanceRequest{Parent: parent, InstanceId: a.Name(), Instance: &runpb.Instance{
-			ServiceAccount: email, Containers: []*runpb.Container{{Image: "agent/" + a.Name(), Env: vars(env)}},
-		}})
-		if err != nil {
-			return err
-		}
-		_, err = op.Wait(ctx)
-		return err
+		workload = &runpb.Instance{Name: resource(a), ServiceAccount: email, Containers: container}
 	case fleet.Pool:
 		env["ERRAND_TARGET"], env["ERRAND_BUS"] = a.Name(), "pubsub:"+project
-		client, err := run.NewWorkerPoolsClient(ctx, b.clientOptions()...)
-		if err != nil {
-			return err
-		}
-		defer client.Close()
+		container[0].Image = "pool/" + a.Name()
 		count := int32(poolInstances)
-		op, err := client.CreateWorkerPool(ctx, &runpb.CreateWorkerPoolRequest{Parent: parent, WorkerPoolId: a.Name(), WorkerPool: &runpb.WorkerPool{
-			Scaling: &runpb.WorkerPoolScaling{ManualInstanceCount: &count},
-			Template: &runpb.WorkerPoolRevisionTemplate{
-				ServiceAccount: email, Containers: []*runpb.Container{{Image: "pool/" + a.Name(), Env: vars(env)}},
-			},
-		}})
-		if err != nil {
-			return err
+		workload = &runpb.WorkerPool{
+			Name: resource(a), Scaling: &runpb.WorkerPoolScaling{ManualInstanceCount: &count},
+			Template: &runpb.WorkerPoolRevisionTemplate{ServiceAccount: email, Containers: container},
 		}
-		_, err = op.Wait(ctx)
-		return err
+	default:
+		workload = &runpb.Job{Name: resource(a), Template: &runpb.ExecutionTemplate{TaskCount: 1, Template: &runpb.TaskTemplate{
+			ServiceAccount: email, Timeout: durationpb.New(jobTimeout), Retries: &runpb.TaskTemplate_MaxRetries{MaxRetries: 0}, Containers: container,
+		}}}
 	}
-	client, err := run.NewJobsClient(ctx, b.clientOptions()...)
-	if err != nil {
-		return err
-	}
-	defer client.Close()
-	op, err := client.CreateJob(ctx, &runpb.CreateJobRequest{Parent: parent, JobId: a.Name(), Job: &runpb.Job{
-		Template: &runpb.ExecutionTemplate{TaskCount: 1, Template: &runpb.TaskTemplate{
-			ServiceAccount: email, Timeout: durationpb.New(jobTimeout), Retries: &runpb.TaskTemplate_MaxRetries{MaxRetries: 0},
-			Containers: []*runpb.Container{{Image: "agent/" + a.Name(), Env: vars(env)}},
-		}},
-	}})
-	if err != nil {
-		return err
-	}
-	_, err = op.Wait(ctx)
-	return err
-}
-
-// service creates a service and waits until it is there.
-func (b *Box) service(ctx context.Context, name string, template *runpb.RevisionTemplate) error {
-	client, err := run.NewServicesClient(ctx, b.clientOptions()...)
-	if err != nil {
-		return err
-	}
-	defer client.Close()
-	op, err := client.CreateService(ctx, &runpb.CreateServiceRequest{Parent: parent, ServiceId: name, Service: &runpb.Service{Template: template}})
-	if err != nil {
-		return err
-	}
-	_, err = op.Wait(ctx)
-	return err
+	container[0].Env = vars(env)
+	return b.twin.Apply(ctx, workload)
 }
 
 func vars(env map[string]string) []*runpb.EnvVar {

@@ -30,16 +30,16 @@ func (b *Box) startFunctions(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer client.Close()
+	defer func() { _ = client.Close() }()
 	addresses := make(map[string]string)
 	for name := range functionRoles {
-		err := b.service(ctx, name, &runpb.RevisionTemplate{
+		s := &runpb.Service{Name: parent + "/services/" + name, Template: &runpb.RevisionTemplate{
 			ServiceAccount: account(name), Scaling: &runpb.RevisionScaling{MaxInstanceCount: 1},
 			Containers: []*runpb.Container{{Image: "command/functions", Env: vars(map[string]string{
 				"FUNCTION_TARGET": name, "ERRAND_URL": b.URL(), "ERRAND_AUDIENCE": b.URL(),
 			})}},
-		})
-		if err != nil {
+		}}
+		if err := b.twin.Apply(ctx, s); err != nil {
 			return fmt.Errorf("deploy function %s: %w", name, err)
 		}
 		// The emulator of Pub/Sub pushes without an identity, and so does the box's schedule.
@@ -48,10 +48,6 @@ func (b *Box) startFunctions(ctx context.Context) error {
 		}})
 		if err != nil {
 			return fmt.Errorf("let function %s be called: %w", name, err)
-		}
-		s, err := client.GetService(ctx, &runpb.GetServiceRequest{Name: parent + "/services/" + name})
-		if err != nil {
-			return err
 		}
 		addresses[name] = s.Uri
 	}

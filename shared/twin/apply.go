@@ -20,7 +20,7 @@ func (t *Twin) Apply(ctx context.Context, resource proto.Message) error {
 	if err != nil {
 		return fmt.Errorf("apply: %w", err)
 	}
-	defer conn.Close()
+	defer func() { _ = conn.Close() }()
 	var op *longrunningpb.Operation
 	var name string
 	switch r := resource.(type) {

@@ -46,7 +46,6 @@ type execution struct {
 	gone      int32 // cancelled
 	retried   int32
 	problem   string // of the first task that failed
-	timedOut  bool
 }
 
 // newExecution is an execution that nobody knows yet. It needs the lock.

@@ -298,7 +298,7 @@ func (g *group) acquire(ctx context.Context) (*member, error) {
 // errRetired says that another group serves now.
 var errRetired = errors.New("the revision is retired")
 
-var errNoInstance = errors.New("The request was aborted because there was no available instance.") //nolint:staticcheck // the platform's words
+var errNoInstance = errors.New("The request was aborted because there was no available instance.")
 
 // giveUp takes a waiter out of the queue. Without force it stays while something starts. It reports whether it is out; if
 // not, it is served.

@@ -1,6 +1,7 @@
 package twin
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -9,6 +10,7 @@ import (
 	"net/url"
 	"strconv"
 	"sync"
+	"time"
 )
 
 // link is a port that leads to another address and can be cut: a container's way to its control plane.
@@ -56,7 +58,7 @@ func (l *link) serve(active *sync.WaitGroup) {
 		}
 		active.Go(func() {
 			defer l.leave(in)
-			out, err := net.Dial("tcp", l.target)
+			out, err := (&net.Dialer{Timeout: time.Second}).DialContext(context.Background(), "tcp", l.target)
 			if err != nil {
 				return
 			}

@@ -256,8 +256,12 @@ func (u *unit) probe(ctx context.Context, p *process.Process, probe *runpb.Probe
 	case probe.GetHttpGet() != nil:
 		url := "http://" + address(probe.GetHttpGet().GetPort()) + "/" + strings.TrimPrefix(probe.GetHttpGet().GetPath(), "/")
 		client := &http.Client{Timeout: time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+		request, err := http.NewRequestWithContext(u.t.ctx, http.MethodGet, url, http.NoBody)
+		if err != nil {
+			return err
+		}
 		ask = func() bool {
-			r, err := client.Get(url)
+			r, err := client.Do(request)
 			if err != nil {
 				return false
 			}

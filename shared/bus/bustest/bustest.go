@@ -8,7 +8,6 @@ package bustest
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strconv"
 	"sync"
 	"testing"
@@ -241,12 +240,3 @@ func nothingLeft(t *testing.T, br Broker, b bus.Bus, from bus.Topic) {
 }
 
 var errOften = errors.New("this message fails")
-
-func oneOf(err error, all ...error) error {
-	for _, want := range all {
-		if errors.Is(err, want) {
-			return nil
-		}
-	}
-	return fmt.Errorf("got %v, want one of %v", err, all)
-}

@@ -37,8 +37,6 @@ type wire struct {
 	pongs int
 }
 
-var errHeld = errors.New("held back")
-
 func (w *wire) saw(method string) int {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -27,12 +27,6 @@ type resource struct {
 	name string // projects/P/locations/R/COLLECTION/X, or the address
 }
 
-// parent is where its region's resources are: projects/P/locations/R.
-func (r resource) parent() string {
-	i := strings.LastIndex(r.name, "/"+string(r.kind)+"/")
-	return r.name[:i]
-}
-
 func parseResource(text string) (resource, error) {
 	if strings.Contains(text, "://") {
 		u, err := checkAddress(text)

@@ -29,9 +29,9 @@ func (c *Call) stream(body io.Reader) ([]byte, error) {
 	for first := true; ; first = false {
 		line, err := readLine(r, runtime.MaxAnswer-len(data))
 		switch {
-		case err == io.EOF && name == "" && !has && len(line) == 0 && answered:
+		case errors.Is(err, io.EOF) && name == "" && !has && len(line) == 0 && answered:
 			return answer, nil
-		case err == io.EOF:
+		case errors.Is(err, io.EOF):
 			return nil, errNoAnswer
 		case err != nil:
 			return nil, err
@@ -119,7 +119,7 @@ func readLine(r *bufio.Reader, room int) ([]byte, error) {
 			return nil, errLong
 		}
 		line = append(line, part...)
-		if err == bufio.ErrBufferFull {
+		if errors.Is(err, bufio.ErrBufferFull) {
 			continue
 		}
 		if err != nil {
