@@ -120,6 +120,20 @@ func TestAContainerClaimsItsAttemptAndEndsAsItsRunDoes(t *testing.T) {
 	}
 }
 
+// The claim says that it started, and each report is a look at the store.
+func TestAClaimedAttemptThatTakesLongerReportsItsEndAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake()
+		r := f.submit("adder", `1`)
+		attempt, ticket := f.offer(r)
+		newContainer(map[string]string{EnvAttempt: attempt, EnvTicket: ticket}).run(t.Context(), t, f,
+			func(ctx context.Context, _ *Run, _ any) (any, error) { return 1, nap(ctx, time.Second) })
+		if diff := cmp.Diff([]string{"complete"}, r.reports); diff != "" {
+			t.Errorf("reports (-want +got):\n%s", diff)
+		}
+	})
+}
+
 func TestAContainerIsAWorkerWhileItWorks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake()

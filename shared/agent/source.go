@@ -55,8 +55,7 @@ func (h *Host) take(lease api.Lease) (Result, error) {
 	h.mu.Unlock()
 	// 2. Run it, or hand it back.
 	if why == "" {
-		h.box.start(a)
-		go h.execute(a)
+		go h.execute(a) // whoever claims or begins an attempt has told that it started
 	} else {
 		h.report(a, Result{Release: why})
 	}

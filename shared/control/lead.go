@@ -19,6 +19,7 @@ import (
 const (
 	leadPeriod = 10 * time.Second
 	leadRenew  = 3 * time.Second
+	leadLook   = leadRenew / 3   // between two looks at a lease that is somebody else's
 	leadMargin = 2 * time.Second // a holder stops this long before its lease may be taken
 	leadID     = "dispatcher"
 )
@@ -49,6 +50,8 @@ type lead struct {
 	doc      leadDoc
 	seen     int64         // version of a foreign lease
 	seenFrom time.Duration // since when it is unchanged
+	looked   bool          // ever, and when last
+	lookedAt time.Duration
 }
 
 // standing is what this process has of the lease.
@@ -97,7 +100,7 @@ func (l *lead) Next(mono time.Duration) (time.Duration, bool) {
 	case s.holds && !s.failed:
 		return max(s.renewed+leadRenew-mono, 0), true
 	}
-	return leadRenew / 3, true
+	return leadLook, true
 }
 
 // Step takes the lease if it is free, renews it if it is held, or watches it.
@@ -108,10 +111,14 @@ func (l *lead) Step(ctx context.Context, mono time.Duration) (err error) {
 		l.failed = err != nil
 		l.publish()
 	}()
-	if l.holds && (l.store.Exclusive() || mono-l.renewed < leadRenew) {
+	switch {
+	case l.holds && (l.store.Exclusive() || mono-l.renewed < leadRenew):
 		return nil
+	case !l.holds && !l.store.Exclusive() && l.looked && mono-l.lookedAt < leadLook:
+		return nil // the loop comes by far more often than a lease changes hands, and each look is billed
 	}
 	// 1. Look.
+	l.looked, l.lookedAt = true, mono
 	doc, err := l.store.Get(ctx, store.KindLease, leadID)
 	var cur leadDoc
 	switch {

@@ -65,6 +65,33 @@ func TestALiveLeaseIsNeverTakenAndADeadOneIsWithinItsPeriod(t *testing.T) { // c
 	}
 }
 
+// looks counts the reads of a store.
+type looks struct {
+	store.Store
+	n int
+}
+
+func (s *looks) Get(ctx context.Context, kind store.Kind, id string) (store.Doc, error) {
+	s.n++
+	return s.Store.Get(ctx, kind, id)
+}
+
+func TestALeaseOfAnotherIsLookedAtOnceASecondHoweverOftenTheLoopComesBy(t *testing.T) {
+	c := newClocks(t)
+	st := shared{memory.Open()}
+	count := &looks{Store: st}
+	a, b := newLead(st, "a"), newLead(count, "b")
+	c.step(a, 0)
+	for range 100 {
+		c.step(b, 0)
+		c.passed += 100 * time.Millisecond
+		c.step(a, 0)
+	}
+	if count.n != 10 {
+		t.Errorf("%d looks in ten seconds, want 10", count.n)
+	}
+}
+
 func TestAHolderStopsDecidingBeforeItsLeaseMayBeTaken(t *testing.T) {
 	c := newClocks(t)
 	st := shared{memory.Open()}

@@ -39,6 +39,7 @@ import (
 	"log/slog"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -118,6 +119,7 @@ type Bus struct {
 	log    *slog.Logger
 	client *pubsub.Client
 	times  times
+	stats  counters
 
 	closed context.Context // ends with Close
 	close  context.CancelFunc
@@ -142,14 +144,15 @@ func Open(ctx context.Context, o Options) (*Bus, error) {
 	if o.Pause == nil {
 		o.Pause = func(n int) time.Duration { return min(time.Second<<min(n-1, 10), time.Minute) }
 	}
-	client, err := pubsub.NewClient(ctx, o.Project, o.Client...)
+	b := &Bus{
+		opts: o, log: cmp.Or(o.Log, slog.Default()), times: defaultTimes(o), publishers: map[bus.Topic]*pubsub.Publisher{},
+	}
+	// The counters are next to the wire: they count what the platform answered.
+	client, err := pubsub.NewClient(ctx, o.Project, append(slices.Clone(o.Client), b.stats.options()...)...)
 	if err != nil {
 		return nil, fmt.Errorf("open Pub/Sub bus of project %s: %w", o.Project, err)
 	}
-	b := &Bus{
-		opts: o, log: cmp.Or(o.Log, slog.Default()), client: client, times: defaultTimes(o),
-		publishers: map[bus.Topic]*pubsub.Publisher{},
-	}
+	b.client = client
 	b.closed, b.close = context.WithCancel(context.Background())
 	return b, nil
 }

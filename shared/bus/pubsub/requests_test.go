@@ -63,12 +63,22 @@ func TestRequests(t *testing.T) {
 				if c.want["StreamingPull"] > 0 {
 					until(t, "the second stream", func() bool { w.mu.Lock(); defer w.mu.Unlock(); return w.count["StreamingPull"] == 2 })
 				}
+				until(t, "its answer", func() bool { return b.Stats().Acknowledged == 1 })
 				w.requests()
+				before := b.Stats()
 				for i := range n {
 					pass(fmt.Sprint(i))
 				}
 				if err := stop(); err != nil {
 					t.Error(err)
+				}
+				sum := b.Stats()
+				counts := []int64{sum.Published - before.Published, sum.Delivered - before.Delivered, sum.Acknowledged - before.Acknowledged, sum.Bytes - before.Bytes}
+				if diff := cmp.Diff([]int64{n, n, n, 2 * 1000 * n}, counts); diff != "" {
+					t.Errorf("published, delivered, acknowledged and billed (-want +got):\n%s", diff)
+				}
+				if got := sum.Requests["Publish"] - before.Requests["Publish"]; got != n {
+					t.Errorf("%d requests to publish are counted, want %d", got, n)
 				}
 				got := w.requests()
 				for method, most := range c.want {
