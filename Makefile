@@ -78,7 +78,7 @@ bench: ## Measure: benchmarks of packages, then the whole by `errand bench`
 	$(GO) test -run '^$$' -bench . -benchmem ./...
 	$(GO) run . bench
 
-cost: ## Count instructions and allocations of a run against docs/cost.tsv; RECORD=1 records them
+cost: ## Count what a run takes and is billed against docs/cost.tsv and cost.md; RECORD=1 records it
 	ERRAND_COST=$(if $(RECORD),record,check) $(GO) test -count 1 -v -run TestCost ./shared/cost
 
 images: ## Build the image of every command without a network, and see each start

@@ -21,8 +21,6 @@ import (
 
 // Environment of these tests.
 const (
-	// envCost is check or record when instructions are to be counted too, which takes a minute: `make cost` sets it.
-	envCost = "ERRAND_COST"
 	// envWalk makes this binary walk a path and end: "INDEX COUNT".
 	envWalk = "ERRAND_COST_WALK"
 )

@@ -21,6 +21,10 @@ import (
 	"github.com/errand-run/errand/shared/store/sqlite"
 )
 
+// envCost is record when what is counted is to be recorded, and check when instructions are to be counted too, which takes
+// a minute: `make cost` sets it.
+const envCost = "ERRAND_COST"
+
 // path is what is counted. One goroutine asks for everything, one thing after the other.
 type path struct {
 	name string
