@@ -116,8 +116,8 @@ func (c *cloud) open(name string) *process {
 	starts := &platform{Runtime: rt, c: c, p: p}
 	p.plane, err = control.New(control.Config{
 		Store: p.store, Bus: p.bus, Name: name, WorkerLease: time.Hour, Logger: c.log(),
-		Runtimes:  map[fleet.Runtime]runtime.Runtime{fleet.RuntimeCloudRun: starts},
-		Clock:     c.time,
+		Runtimes: map[fleet.Runtime]runtime.Runtime{fleet.RuntimeCloudRun: starts},
+		Clock:    c.time,
 		Go: func(f func()) {
 			if c.byHand {
 				f()
