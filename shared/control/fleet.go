@@ -504,6 +504,9 @@ func (p *Plane) warnings(obj fleet.Object) []string {
 
 // deletable refuses the deletion of what live runs still need.
 func (p *Plane) deletable(x *declaration) error {
+	if !p.leads() && !p.store.Exclusive() {
+		return notLeading("delete") // who decides knows what lives
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	kind, name := x.object.Kind(), x.object.Name()

@@ -221,9 +221,7 @@ func (p *Plane) admit(ctx context.Context, s *Submission, now run.Instant, queue
 	}
 	// 2. Admission at the door.
 	priority := admission.Priority(s.Priority, tenant)
-	p.mu.Lock()
-	ofTenant, ofAgent := p.ix.tenants.of(s.Tenant), p.ix.agents.of(s.Agent)
-	p.mu.Unlock()
+	ofTenant, ofAgent := p.loadOf(s.Tenant, s.Agent)
 	v := admission.Submit(agent, tenant, admission.View{
 		TenantQueued: ofTenant.queued + queuedNow[s.Tenant], TenantRunning: ofTenant.live,
 		AgentQueued: ofAgent.queued, AgentRunning: ofAgent.live, Paused: x.paused,

@@ -31,6 +31,7 @@ type leadDoc struct {
 	Asked  string `json:"asked,omitempty"` // a successor that wants to be handed over to
 	URL    string `json:"url,omitempty"`   // where the holder answers what only it knows; "" where nobody can reach it
 	Fleet  uint64 `json:"fleet,omitempty"` // what it holds declared, see fingerprint
+	Load   *load  `json:"load,omitempty"`  // how much waits and runs
 	Given  bool   `json:"given,omitempty"` // resigned: free to take
 }
 
@@ -40,6 +41,7 @@ type lead struct {
 	name  string
 	url   string        // of this process, for others
 	fleet func() uint64 // what this process holds declared; nil for nothing to tell
+	load  func() *load  // likewise, how much waits and runs here
 
 	// known is what everybody asks for all the time: nobody who asks waits while the lease is read or written.
 	known atomic.Pointer[standing]
@@ -187,6 +189,9 @@ func (l *lead) Leader() leadDoc { return l.known.Load().leader }
 func (l *lead) write(ctx context.Context, expect int64, doc leadDoc, mono time.Duration) error {
 	if doc.URL = l.url; l.fleet != nil {
 		doc.Fleet = l.fleet()
+	}
+	if l.load != nil && !l.store.Exclusive() {
+		doc.Load = l.load()
 	}
 	if err := l.put(ctx, expect, doc, mono); err != nil || l.seen != expect+1 {
 		l.holds = false

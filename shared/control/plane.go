@@ -199,7 +199,7 @@ func New(cfg Config) (*Plane, error) {
 		startCh:  make(chan struct{}, 16),
 	}
 	p.led = newLead(p.store, cfg.Name)
-	p.led.url, p.led.fleet = cfg.Advertise, p.declared.fingerprint
+	p.led.url, p.led.fleet, p.led.load = cfg.Advertise, p.declared.fingerprint, p.currentLoad
 	p.open = &fleet.Target{Meta: fleet.Meta{Name: openTarget}, Runtime: fleet.RuntimePoll, Shapes: fleet.Shapes()}
 	p.open.SetDefaults()
 	return p, nil

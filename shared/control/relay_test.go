@@ -552,3 +552,30 @@ func TestWhoWaitsAtTheLeaderHearsOfAnEndThatCameByAnotherProcess(t *testing.T) {
 		t.Errorf("%d successes are counted, want 1 however often it was told", got.Succeeded)
 	}
 }
+
+func TestEveryProcessHoldsSubmissionsAgainstTheQuota(t *testing.T) {
+	d := newDistrict(t, agentNamed("echo"), cloudTarget("pool", fleet.Pool), &fleet.Tenant{Meta: fleet.Meta{Name: "acme"}, Quota: fleet.Quota{Queued: 3}})
+	for range 2 + 3 { // two of them run
+		d.submit(Submission{Agent: "echo", Tenant: "acme"})
+	}
+	d.passing(leadRenew + time.Second)
+	d.others()
+	var refusal *Refusal
+	out := d.b.Submit(t.Context(), []Submission{{Agent: "echo", Tenant: "acme"}})[0]
+	if !errors.As(out.Err, &refusal) || refusal.Code != CodeOverloaded {
+		t.Errorf("the next one, at another process: %v", out.Err)
+	}
+	submitAt(t, d.b, Submission{Agent: "echo", Tenant: "other"})
+}
+
+func TestWhatLivesIsNotDeletedByAProcessThatCannotKnow(t *testing.T) {
+	d := newDistrict(t, agentNamed("echo"), cloudTarget("pool", fleet.Pool))
+	d.submit(Submission{Agent: "echo"})
+	var refusal *Refusal
+	if err := d.b.Delete(t.Context(), fleet.KindTarget, "pool", 0, "ann"); !errors.As(err, &refusal) || refusal.Code != CodeUnavailable {
+		t.Errorf("at another process: %v", err)
+	}
+	if err := d.p.Delete(t.Context(), fleet.KindTarget, "pool", 0, "ann"); !errors.As(err, &refusal) || refusal.Code != CodeConflict {
+		t.Errorf("at the leader: %v", err)
+	}
+}
