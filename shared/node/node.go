@@ -14,6 +14,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -136,6 +137,7 @@ func Start(ctx context.Context, o Options) (_ *Node, err error) {
 			Project: o.Cloud.Project, Region: o.Cloud.Region, URL: func() string { return o.Cloud.URL }, Endpoint: o.Cloud.Endpoint,
 			Tokens: o.Cloud.Tokens, Bus: o.Bus, Logger: o.Logger,
 			Held: func(worker string) []runtime.Held { return n.plane.Held(worker) },
+			Jobs: func() []string { return n.jobs() },
 		})
 		if err != nil {
 			return nil, err
@@ -205,6 +207,21 @@ func (n *Node) newLocal() (*local.Runtime, error) {
 		}
 	}
 	return local.New(o)
+}
+
+// jobs are the resources of the declared targets that are jobs on Cloud Run.
+func (n *Node) jobs() []string {
+	targets, err := n.plane.Declared(context.Background(), fleet.KindTarget)
+	if err != nil {
+		n.o.Logger.Warn("list the declared targets", "error", err)
+	}
+	var names []string
+	for _, d := range targets {
+		if t, ok := d.Object.(*fleet.Target); ok && t.Runtime == fleet.RuntimeCloudRun && slices.Contains(t.Shapes, fleet.Job) {
+			names = append(names, t.Resource)
+		}
+	}
+	return names
 }
 
 // withWorkers lets processes that this node started in, besides whom the configuration does.
