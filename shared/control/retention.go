@@ -218,8 +218,10 @@ func (p *Plane) remove(ctx context.Context, t *retention, docs []store.Doc, now 
 			t.kept++
 			continue
 		}
-		if err := p.clearOut(ctx, d.ID); err != nil {
-			return err
+		if p.store.Exclusive() { // else the driver parts it, and looks for all runs of the bite at once
+			if err := p.clearOut(ctx, d.ID); err != nil {
+				return err
+			}
 		}
 		ids = append(ids, d.ID)
 		units = append(units, store.Unit{

@@ -115,7 +115,9 @@ type Unit struct {
 	Fences []Fence
 	Writes []Write
 	// Purge names runs whose owned documents (every kind, but not the run document itself) are deleted, save those
-	// that the unit writes. How many they are is the caller's to bound: they go in one transaction.
+	// that the unit writes. In an exclusive store how many they are is the caller's to bound: they go in one transaction.
+	// A driver for many processes takes any number, without reading their bodies; what one transaction does not take goes
+	// first, and the unit last.
 	Purge []string
 }
 
