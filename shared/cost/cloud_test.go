@@ -28,6 +28,7 @@ import (
 	"github.com/errand-run/errand/shared/runtime/cloudrun"
 	"github.com/errand-run/errand/shared/runtime/httpio"
 	"github.com/errand-run/errand/shared/server"
+	"github.com/errand-run/errand/shared/store"
 	"github.com/errand-run/errand/shared/store/firestore"
 )
 
@@ -86,7 +87,10 @@ type process struct {
 
 var clouds atomic.Int64
 
-const patience = 20 * time.Second
+// shards are those of the due index that hold work; as many hold what has ended.
+const shards = store.Shards / 2
+
+const patience = time.Minute // the emulators are slow on a busy machine
 
 // newCloud opens a cloud of an empty project, where the environment names Pub/Sub's emulator. Its planes are not started.
 func newCloud(t *testing.T) *cloud {
@@ -199,6 +203,9 @@ func (c *cloud) start(a *fleet.Agent) {
 	if leads, _ := c.leader.plane.Health(); !leads {
 		c.t.Fatal("the first process does not lead")
 	}
+	// Who takes over reads what is declared, twice, what is live, and what is due; beside the runs it looks for what is to
+	// be removed.
+	c.await("the first looks to end", func() bool { return c.leader.store.Stats().Requests["RunQuery"] >= 2+1+3*shards }, 20*time.Millisecond)
 }
 
 var collections = map[fleet.Shape]string{fleet.Pool: "workerPools", fleet.Service: "services", fleet.Job: "jobs"}

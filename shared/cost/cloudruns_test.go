@@ -146,7 +146,6 @@ type removalBill struct{ reads, deletes float64 }
 // nothing: each shard of the due index is asked whether there is something to do, and, as there are two, to remove.
 func (c *cloud) remove(n int) removalBill {
 	c.t.Helper()
-	const shards = store.Shards / 2
 	// 1. What of the looks finds something: those reads are the runs' own.
 	look := c.openStore()
 	finished := func() (full int) {
