@@ -38,6 +38,9 @@ const (
 
 func TestMain(m *testing.M) {
 	process.Warden()
+	if shop := os.Getenv(envShop); shop != "" {
+		buyer(shop)
+	}
 	os.Exit(m.Run())
 }
 

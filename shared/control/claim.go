@@ -60,7 +60,12 @@ func (p *Plane) Claim(ctx context.Context, c Claim) (runtime.Assignment, error) 
 	if agent == nil || target == nil {
 		return runtime.Assignment{}, refuse(CodeConflict, "claim %s: agent %s or target %s is not declared any more", c.Attempt, o.rec.Agent, o.rec.Target)
 	}
-	return p.assignment(ctx, o.rec, agent, target)
+	a, err := p.assignment(ctx, o.rec, agent, target)
+	if errors.Is(err, ErrValueGone) {
+		p.change(ctx, p.unprepared(id, n, err, edit{}))
+		return a, fmt.Errorf("claim %s: %v: %w", c.Attempt, err, run.ErrFenced)
+	}
+	return a, err
 }
 
 // Undelivered tells that an attempt's hand-over came to nobody and will not: it is given back. An attempt that was

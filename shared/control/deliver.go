@@ -61,7 +61,7 @@ func (p *Plane) startOn(ctx context.Context, rt runtime.Runtime, r *run.Record, 
 			full, err := p.assignment(ctx, r, agent, target)
 			if err != nil {
 				p.log.WarnContext(ctx, "prepare an attempt", "run", r.ID, "error", err)
-				p.change(ctx, p.refusedStart(r.ID, r.Attempt, err.Error()))
+				p.change(ctx, p.unprepared(r.ID, r.Attempt, err, p.refusedStart(r.ID, r.Attempt, err.Error())))
 				return
 			}
 			a = full
@@ -88,6 +88,29 @@ func (p *Plane) refusedStart(id string, n int, why string) edit {
 		}
 		// It backs off like a failed attempt, for the next try would meet the same: but it spends nothing.
 		return d, p.failed(ctx, &d, rec, startFailure(why), nil, true, now)
+	}}
+}
+
+// unprepared is the edit for an attempt that could not be made ready for its executor. What is gone from the store does not
+// come back, so the run ends; else it is as otherwise says.
+func (p *Plane) unprepared(id string, n int, err error, otherwise edit) edit {
+	if !errors.Is(err, ErrValueGone) {
+		return otherwise
+	}
+	return edit{id: id, decide: func(_ context.Context, rec *run.Record, now run.Instant) (draft, error) {
+		var d draft
+		if !rec.Live() || rec.Attempt != n {
+			return d, nil
+		}
+		e := run.Event{
+			Type: run.EvFailed, At: now, Attempt: n, Reason: run.StartFailed, Class: run.ClassInfrastructure, Code: string(run.StartFailed),
+			Message: run.Clip("its input: "+err.Error(), run.MaxMessage), Sure: true,
+		}
+		if rec.State == run.Canceling {
+			e.Type, e.Reason, e.Class = run.EvCanceled, rec.Reason, run.ClassCanceled
+		}
+		d.events = append(d.events, p.ended(rec, e))
+		return d, nil
 	}}
 }
 
@@ -154,7 +177,7 @@ func (p *Plane) assignments(ctx context.Context, ids []string) ([]runtime.Assign
 		// This one cannot be handed over; the others can.
 		p.log.WarnContext(ctx, "prepare an attempt", "run", ids[i], "error", err)
 		if r != nil {
-			p.change(ctx, p.lost(r.ID, r.Attempt, "it could not be handed over: "+err.Error(), true))
+			p.change(ctx, p.unprepared(r.ID, r.Attempt, err, p.lost(r.ID, r.Attempt, "it could not be handed over: "+err.Error(), true)))
 		}
 	}
 	return out, nil

@@ -142,6 +142,7 @@ func (p *Plane) holder(ctx context.Context, id string, n int) (*run.Record, live
 	if rec.Holder() != n {
 		return nil, live{}, fmt.Errorf("attempt %s: %w", runtime.AttemptID(id, n), run.ErrFenced)
 	}
+	p.meet(ctx, rec)
 	l := live{deadline: run.Earliest(rec.Due, rec.Deadline)}
 	p.mu.Lock()
 	if t := p.ix.runs[id]; t != nil && t.live != nil {

@@ -21,6 +21,7 @@ import (
 // written beside the run; one of progress or usage is kept in memory until the attempt ends.
 func (p *Plane) Report(ctx context.Context, reports []runtime.Report) []runtime.Result {
 	results := make([]runtime.Result, len(reports))
+	p.meetAll(ctx, reports)
 	// 1. Writes beside the record: steps and logs, in one commit.
 	var units []store.Unit
 	var unitOf []int

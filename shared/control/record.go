@@ -318,7 +318,10 @@ func stash(owner, name string, value json.RawMessage, inline int) (run.Payload, 
 	}}}
 }
 
-// Value returns a stored value, wherever it is. No value gives null.
+// ErrValueGone is of a value that a record names and the store has not, or not all of. Trying again is of no use.
+var ErrValueGone = errors.New("its object is gone from the store")
+
+// Value returns a stored value, wherever it is. No value gives null. Errors wrap ErrValueGone, or are the store's.
 func (p *Plane) Value(ctx context.Context, v run.Payload) (json.RawMessage, error) {
 	switch {
 	case v.Empty():
@@ -327,6 +330,9 @@ func (p *Plane) Value(ctx context.Context, v run.Payload) (json.RawMessage, erro
 		return v.Inline, nil
 	}
 	doc, err := p.store.Get(ctx, store.KindPayload, v.Ref)
+	if errors.Is(err, store.ErrNotFound) {
+		return nil, fmt.Errorf("%w: %w", refuse(CodeState, "value %s of %d bytes cannot be read: %v", v.Ref, v.Size, ErrValueGone), ErrValueGone)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("read value %s (%d bytes): %w", v.Ref, v.Size, err)
 	}

@@ -364,3 +364,57 @@ func (p *Plane) followFleet(ctx context.Context) {
 func (n notice) String() string {
 	return fmt.Sprintf("%d runs, %d workers, %d signs of life", len(n.Runs), len(n.Beats), len(n.Alive))
 }
+
+// meetAll lets the leader meet the attempts of which it is told before it has heard that another process has begun them:
+// to its index they would be over.
+func (p *Plane) meetAll(ctx context.Context, reports []runtime.Report) {
+	if p.store.Exclusive() || !p.leads() {
+		return
+	}
+	var ids []string
+	p.mu.Lock()
+	for i := range reports {
+		if r := &reports[i]; !p.ix.hasMet(r.Run, r.N) && !slices.Contains(ids, r.Run) {
+			ids = append(ids, r.Run)
+		}
+	}
+	p.mu.Unlock()
+	if len(ids) == 0 {
+		return
+	}
+	records, errs := p.load(ctx, ids, true)
+	for i, r := range records {
+		if errs[i] == nil {
+			p.meet(ctx, r)
+		}
+	}
+}
+
+// hasMet reports whether the index knows of a run's attempt, or of a later one.
+func (ix *index) hasMet(id string, n int) bool {
+	t := ix.runs[id]
+	return t != nil && t.live != nil && t.live.n >= n
+}
+
+// meet takes a record that was just read into the leader's index, if an attempt is executed of which the index does not
+// know. What was only assigned is the loop's to hand over.
+func (p *Plane) meet(ctx context.Context, r *run.Record) {
+	if p.store.Exclusive() || !p.leads() || !r.Live() || r.State == run.Assigned {
+		return
+	}
+	p.mu.Lock()
+	met := p.ix.hasMet(r.ID, r.Attempt)
+	p.mu.Unlock()
+	if met {
+		return
+	}
+	if _, err := p.agentAt(ctx, r.Agent, r.Revision); err != nil {
+		return // the loop meets it, and says what is wrong
+	}
+	known := p.knownOf([]string{r.ID})
+	p.mu.Lock()
+	_, next := p.ix.set(p, r, false)
+	p.mu.Unlock()
+	p.follow(r.ID, next)
+	p.heard(r, known[r.ID])
+}

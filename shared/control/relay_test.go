@@ -579,3 +579,100 @@ func TestWhatLivesIsNotDeletedByAProcessThatCannotKnow(t *testing.T) {
 		t.Errorf("at the leader: %v", err)
 	}
 }
+
+func TestTheLeaderMeetsAnAttemptOfWhichItHasNotHeardYet(t *testing.T) {
+	for name, hear := range map[string]func(d *district, a *runtime.Assignment) error{
+		"by an effect": func(d *district, a *runtime.Assignment) error {
+			answer, err := d.p.BeginEffect(d.t.Context(), EffectBegin{Run: a.Run, N: a.N, Effect: "buy", RequestHash: "h", Nonce: "n"})
+			if want := []string{"proceed", "wait"}[a.N-1]; err == nil && answer.Answer != want { // the first may still act
+				err = errors.New(answer.Answer)
+			}
+			return err
+		},
+		"by a beat": func(d *district, a *runtime.Assignment) error {
+			return d.p.Report(d.t.Context(), []runtime.Report{{Type: runtime.Beat, Run: a.Run, N: a.N}})[0].Err
+		},
+		"by its log": func(d *district, a *runtime.Assignment) error {
+			return d.p.Report(d.t.Context(), []runtime.Report{{Type: runtime.Logged, Run: a.Run, N: a.N, Logs: []runtime.LogLine{{Text: "hello"}}}})[0].Err
+		},
+		"by its usage": func(d *district, a *runtime.Assignment) error {
+			return d.p.Report(d.t.Context(), []runtime.Report{{Type: runtime.Used, Run: a.Run, N: a.N, Usage: &run.Usage{InputTokens: 3}}})[0].Err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := newDistrict(t, agentNamed("echo", shaped(fleet.Job)), cloudTarget("job", fleet.Job))
+			for restarts := range 2 { // also of a later attempt than it knows
+				begun, err := d.b.Begin(t.Context(), Beginning{
+					Worker: "exec-1-0", Execution: "exec-1", Restarts: restarts, Submission: Submission{Agent: "echo", Input: json.RawMessage(`{}`)},
+				})
+				if err != nil || begun.Assignment == nil {
+					t.Fatalf("%+v, %v", begun, err)
+				}
+				if err := hear(d, begun.Assignment); err != nil {
+					t.Fatalf("attempt %s: %v", begun.Assignment.ID(), err)
+				}
+			}
+			d.deliver()
+		})
+	}
+}
+
+func TestWhatIsUnderWayAlreadyKeepsNothingBehindItWaiting(t *testing.T) { // case F12
+	const due, known = 150, 100
+	target := cloudTarget("pool", fleet.Pool)
+	target.Capacity.Runs = 2 * due
+	d := newDistrict(t, agentNamed("echo"), target)
+	submissions := func(n int) []Submission {
+		out := make([]Submission, n)
+		for i := range out {
+			out[i] = Submission{Agent: "echo", Key: fmt.Sprint("item-", i)}
+		}
+		return out
+	}
+	// 1. The oldest are handed over; the others are accepted together with them, by keys, at another process.
+	for _, s := range submissions(known) {
+		d.submit(s)
+	}
+	existed := 0
+	for i, out := range d.b.Submit(t.Context(), submissions(due)) {
+		if out.Err != nil || out.Existed != (i < known) {
+			t.Fatalf("item %d: existed %t, %v", i, out.Existed, out.Err)
+		}
+		if out.Existed {
+			existed++
+		}
+	}
+	// 2. Who takes over meets all of them at once.
+	d.x.started = nil
+	d.over()
+	handed := make(map[string]string)
+	d.x.mu.Lock()
+	for _, a := range d.x.started {
+		if other := handed[a.Run]; other != "" && other != a.ID() {
+			t.Errorf("run %s is handed over as %s and as %s", a.Run, other, a.ID())
+		}
+		handed[a.Run] = a.ID()
+	}
+	d.x.mu.Unlock()
+	if existed != known || len(handed) != due {
+		t.Fatalf("%d keys existed and %d runs are handed over, want %d and %d", existed, len(handed), known, due)
+	}
+	// 3. One that is done is run again on purpose: under a name of its own.
+	first := d.last()
+	if _, err := d.p.Claim(t.Context(), Claim{Attempt: first.ID(), Worker: "w1", Ticket: first.Ticket}); err != nil {
+		t.Fatal(err)
+	}
+	if res := d.report(runtime.Report{Type: runtime.Completed, Run: first.Run, N: first.N, Worker: "w1", Output: json.RawMessage(`1`)}); res.Err != nil {
+		t.Fatal(res.Err)
+	}
+	again := await(d.house, func() *run.Record {
+		r, err := d.p.Retry(t.Context(), first.Run, nil, "ann")
+		if err != nil {
+			t.Error(err)
+		}
+		return r
+	})
+	if a := d.last(); again == nil || a.Run != again.ID || a.Run == first.Run || a.Ticket == first.Ticket {
+		t.Errorf("started %+v, want a new run", a)
+	}
+}

@@ -149,7 +149,7 @@ func TestTenantsOfMessages(t *testing.T) {
 }
 
 // A broker's count may start over: the control plane's own decides.
-func TestPoisonIsADeadLetterAfterItsAttemptsWhateverTheBrokerCounts(t *testing.T) {
+func TestPoisonIsADeadLetterAfterItsAttemptsWhateverTheBrokerCounts(t *testing.T) { // case F09
 	h := newHouse(t, agentNamed("clerk", strict), ordersTrigger())
 	for i, brokers := range []int{1, 2, 3, 1} {
 		m := messageOf("1", `{"hunter2":1}`)
@@ -221,7 +221,7 @@ func TestCountIsForgottenWhenTheMessageIsTaken(t *testing.T) {
 	}
 }
 
-func TestDeadLetterIsRecordedOnce(t *testing.T) {
+func TestDeadLetterIsRecordedOnce(t *testing.T) { // case F09
 	h := newHouse(t)
 	record := func(l DeadLetter) (DeadLetter, bool) {
 		t.Helper()

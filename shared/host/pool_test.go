@@ -138,7 +138,7 @@ func TestAMessageIsClaimedAndItsRunExecuted(t *testing.T) {
 	})
 }
 
-func TestAMessageThatComesAgainWhileItsRunIsExecutedBeginsNothing(t *testing.T) {
+func TestAMessageThatComesAgainWhileItsRunIsExecutedBeginsNothing(t *testing.T) { // case F08
 	synctest.Test(t, func(t *testing.T) {
 		p := newPond(t)
 		one, stopOne := p.worker("w1", 2, p.work(45*time.Second))
@@ -173,7 +173,7 @@ func TestAMessageThatComesAgainWhileItsRunIsExecutedBeginsNothing(t *testing.T) 
 	})
 }
 
-func TestAWorkerThatWasCutOffChangesNothing(t *testing.T) {
+func TestAWorkerThatWasCutOffChangesNothing(t *testing.T) { // case F07
 	synctest.Test(t, func(t *testing.T) {
 		p := newPond(t)
 		causes := make(chan error, 1)

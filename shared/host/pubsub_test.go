@@ -11,7 +11,7 @@ import (
 )
 
 // TestARunThatPubSubHandsOver goes the way of the platform: Google's emulator carries the messages, processes execute.
-func TestARunThatPubSubHandsOver(t *testing.T) {
+func TestARunThatPubSubHandsOver(t *testing.T) { // case F08
 	t.Setenv("PUBSUB_EMULATOR_HOST", emulator.PubSub(t))
 	b, err := pubsub.Open(t.Context(), pubsub.Options{Project: "acme-worker", Log: quiet})
 	if err != nil {

@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/errand-run/errand/shared/api"
@@ -110,6 +112,11 @@ func (s *Server) whole(ctx context.Context, r *run.Record) (api.Run, error) {
 			continue
 		}
 		v, err := s.plane.Value(ctx, p.from)
+		if errors.Is(err, control.ErrValueGone) {
+			// What else is known of the run is what people need then.
+			out.Message = strings.TrimPrefix(fmt.Sprintf("%s; %s: %v", out.Message, p.what, err), "; ")
+			continue
+		}
 		if err != nil {
 			return api.Run{}, fmt.Errorf("read the %s of run %s: %w", p.what, r.ID, err)
 		}

@@ -482,7 +482,7 @@ func TestSettleFaults(t *testing.T) {
 			t.Errorf("acknowledged %d times, delivered %d times, handled %d times; want 1 each", m.Acks, m.Deliveries, len(calls))
 		}
 	})
-	t.Run("while renewals stall, copies of what handlers have call no second one: eight messages, eight calls, eight acknowledgements", func(t *testing.T) {
+	t.Run("while renewals stall, copies of what handlers have call no second one: eight messages, eight calls, eight acknowledgements", func(t *testing.T) { // case F08
 		t.Parallel()
 		br := newFake(t)
 		w := &wire{}
@@ -592,7 +592,7 @@ func pauses(w *wire) (get func() []int32) {
 	}
 }
 
-func TestDeadLetters(t *testing.T) {
+func TestDeadLetters(t *testing.T) { // case F09
 	t.Run("a message that cannot become a dead letter is kept, paced, and complained of", func(t *testing.T) {
 		t.Parallel()
 		br := newFake(t)

@@ -19,7 +19,7 @@ import (
 	"github.com/errand-run/errand/shared/runtime"
 )
 
-func TestRetryingTheStartCallMakesNoSecondExecution(t *testing.T) {
+func TestRetryingTheStartCallMakesNoSecondExecution(t *testing.T) { // case F01
 	for name, code := range map[string]codes.Code{
 		"the platform answers 503 after it has started":      codes.Unavailable,
 		"the platform answers 429 after it has started":      codes.ResourceExhausted,

@@ -163,7 +163,7 @@ func (c *cloud) end(id string) (r runtime.Report) {
 	return r
 }
 
-func TestOneExecutionOnThePlatform(t *testing.T) {
+func TestOneExecutionOnThePlatform(t *testing.T) { // case F01
 	for name, effect := range map[string]twin.Effect{
 		"it answers 503 after the start":     twin.Lose(codes.Unavailable),
 		"it answers 429 after the start":     twin.Lose(codes.ResourceExhausted),
@@ -207,7 +207,7 @@ func TestOneExecutionOnThePlatform(t *testing.T) {
 	})
 }
 
-func TestBadPollsOfAHealthyRun(t *testing.T) {
+func TestBadPollsOfAHealthyRun(t *testing.T) { // case F03
 	t.Parallel()
 	c := inCloud(t, "sleep 60")
 	bad := c.Fault(twin.Rule{On: "Executions.GetExecution", Times: 3, Do: twin.Refuse(codes.Unavailable)})
@@ -225,7 +225,7 @@ func TestBadPollsOfAHealthyRun(t *testing.T) {
 	}
 }
 
-func TestPlatformEndsATaskAtItsLimit(t *testing.T) {
+func TestPlatformEndsATaskAtItsLimit(t *testing.T) { // case F04
 	t.Parallel()
 	c := inCloud(t, "sleep 60")
 	begun := time.Now()

@@ -15,7 +15,7 @@ import (
 	"github.com/errand-run/errand/shared/runtime"
 )
 
-func TestABadStatusPollEndsNothing(t *testing.T) {
+func TestABadStatusPollEndsNothing(t *testing.T) { // case F03
 	bad := status.Error(codes.Unavailable, "503")
 	t.Run("three answers of 503 and a time-out: the run goes on, with a note, and ends by its own word", func(t *testing.T) {
 		inWorld(t, func(w *world) {
@@ -70,7 +70,7 @@ func TestABadStatusPollEndsNothing(t *testing.T) {
 	})
 }
 
-func TestPlatformsTimeLimit(t *testing.T) {
+func TestPlatformsTimeLimit(t *testing.T) { // case F04
 	const words = "The configured timeout was reached."
 	t.Run("where the platform was first, the attempt's time is over", func(t *testing.T) {
 		inWorld(t, func(w *world) {

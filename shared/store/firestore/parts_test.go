@@ -143,7 +143,7 @@ func TestPartsOfACrashExpire(t *testing.T) {
 	}
 }
 
-func TestABodyWithoutAllOfItsPartsIsGone(t *testing.T) {
+func TestABodyWithoutAllOfItsPartsIsGone(t *testing.T) { // case F15
 	t.Parallel()
 	s := open(t)
 	must(t, s, unitOf(ownedBy(put(store.KindPayload, "p", 0, noise(3*partSize)), "r")))
