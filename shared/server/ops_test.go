@@ -29,8 +29,10 @@ func listen(t *testing.T) net.Listener {
 
 func TestHealth(t *testing.T) {
 	s := newSite(t)
-	for _, path := range []string{"startup", "live", "ready"} {
-		if r := s.do("GET", "/health/"+path, ""); r.StatusCode != 200 || string(r.body) != `{"status":"ok"}`+"\n" {
+	for path, want := range map[string]string{
+		"startup": `{"status":"ok"}`, "live": `{"status":"ok"}`, "ready": `{"status":"ok","leader":true,"epoch":3}`,
+	} {
+		if r := s.do("GET", "/health/"+path, ""); r.StatusCode != 200 || string(r.body) != want+"\n" {
 			t.Errorf("%s: %d %s", path, r.StatusCode, r.body)
 		}
 	}
