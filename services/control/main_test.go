@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/errand-run/errand/shared/config"
 	"github.com/errand-run/errand/shared/runtime/process"
 )
 
@@ -33,7 +34,7 @@ func TestServeAnswersAndEndsWithItsContext(t *testing.T) {
 	r, w := io.Pipe()
 	served := make(chan error, 1)
 	go func() {
-		served <- serve(ctx, slog.New(slog.NewJSONHandler(w, nil)))
+		served <- config.Serve(ctx, os.LookupEnv, slog.New(slog.NewJSONHandler(w, nil)))
 		w.Close()
 	}()
 	lines := json.NewDecoder(r)
@@ -75,7 +76,7 @@ func TestServeAnswersAndEndsWithItsContext(t *testing.T) {
 func TestServeTellsEveryFaultOfItsEnvironment(t *testing.T) {
 	t.Setenv("PORT", "x")
 	t.Setenv("ERRAND_STORE", "firestore:p")
-	err := serve(context.Background(), slog.New(slog.DiscardHandler))
+	err := config.Serve(context.Background(), os.LookupEnv, slog.New(slog.DiscardHandler))
 	if err == nil || !strings.Contains(err.Error(), "PORT") || !strings.Contains(err.Error(), "want firestore:PROJECT/DATABASE") {
 		t.Errorf("serve: %v", err)
 	}

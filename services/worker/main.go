@@ -10,10 +10,8 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
-	"strings"
 	"syscall"
 
-	"github.com/errand-run/errand/shared/bus/pubsub"
 	"github.com/errand-run/errand/shared/host"
 	"github.com/errand-run/errand/shared/runtime/process"
 )
@@ -28,27 +26,8 @@ func main() {
 		fmt.Fprintf(os.Stderr, "worker: environment:\n%v\n", err)
 		os.Exit(2)
 	}
-	if err := serve(ctx, settings, log); err != nil {
+	if err := settings.Serve(ctx, log); err != nil {
 		fmt.Fprintf(os.Stderr, "worker: %v\n", err)
 		os.Exit(1)
 	}
-}
-
-// serve runs until the context ends.
-func serve(ctx context.Context, settings *host.Settings, log *slog.Logger) error {
-	place, ok := strings.CutPrefix(settings.Bus, "pubsub:")
-	if !ok {
-		return fmt.Errorf("ERRAND_BUS=%.100q: want pubsub:PROJECT, or pubsub:PROJECT/PREFIX", settings.Bus)
-	}
-	options, err := pubsub.Parse(place)
-	if err != nil {
-		return fmt.Errorf("ERRAND_BUS=%.100q: %w", settings.Bus, err)
-	}
-	options.Log = log
-	b, err := pubsub.Open(ctx, options)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = b.Close() }() // what it still held comes again
-	return settings.Run(ctx, b, log)
 }

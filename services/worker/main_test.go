@@ -13,7 +13,7 @@ func TestABusThatIsNone(t *testing.T) {
 		"local": `ERRAND_BUS="local": want pubsub:PROJECT`, "nats:x": `ERRAND_BUS="nats:x"`, "pubsub:": "want the id of a Google Cloud project",
 		"pubsub:acme-prod/X": "prefix",
 	} {
-		if err := serve(t.Context(), &host.Settings{Bus: spec}, slog.Default()); err == nil || !strings.Contains(err.Error(), want) {
+		if err := (&host.Settings{Bus: spec}).Serve(t.Context(), slog.Default()); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: error %v; want …%s…", spec, err, want)
 		}
 	}

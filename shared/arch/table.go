@@ -120,7 +120,7 @@ func House() Rules {
 			"cli/internal/report": {Layer: doors, Beside: []string{"cli/internal/render"}},
 			"cli/internal/bench":  {Layer: doors, Beside: []string{"agent", "api", "internal/seed", "node", "version"}},
 			"cli": {Layer: doors, Beside: []string{
-				"agent", "api", "config", "host", "node", "version",
+				"agent", "api", "cloudbox", "config", "host", "node", "version",
 				"cli/internal/bench", "cli/internal/board", "cli/internal/inputs", "cli/internal/render", "cli/internal/report",
 			}},
 

@@ -151,7 +151,7 @@ func (a *app) root() *cobra.Command {
 			root.AddCommand(c)
 		}
 	}
-	root.AddCommand(a.benchProcessCommand())
+	root.AddCommand(a.benchProcessCommand(), a.devProcessCommand())
 	return root
 }
 

@@ -45,6 +45,7 @@ type devFlags struct {
 	data    string
 	runs    string
 	once    bool
+	twin    bool
 	as      string
 	verbose bool
 }
@@ -55,11 +56,17 @@ func (a *app) devCommand() *cobra.Command {
 		Use:   "dev [-f FILE|FOLDER…]",
 		Short: "Run a whole control plane and its agents on this machine",
 		Long: "dev serves the API on a loopback address, starts agents as local processes, applies the manifests, submits the\n" +
-			"runs of a folder's " + runsFile + " once, and shows what happens. What is in the data file outlives dev, however it ends.",
-		Example: "  errand dev -f examples/invoices\n  errand dev -f fleet/ --once --data :memory:",
+			"runs of a folder's " + runsFile + " once, and shows what happens. What is in the data file outlives dev, however it ends.\n\n" +
+			"With --twin the same fleet takes the way of the cloud: several control processes over Google's own emulators of\n" +
+			"Firestore and Pub/Sub, and a container with an identity of its own for each agent, on a stand-in of Cloud Run. Java\n" +
+			"and the two emulators have to be there; nothing outlives dev.",
+		Example: "  errand dev -f examples/invoices\n  errand dev -f fleet/ --once --data :memory:\n  errand dev --twin -f examples/invoices",
 		Args:    args(0, -1, ""),
 		RunE: func(cmd *cobra.Command, words []string) error {
 			f.paths = append(f.paths, words...) // of -f fleet/*.yaml
+			if err := checkTwin(cmd, &f); err != nil {
+				return err
+			}
 			return a.dev(cmd.Context(), &f)
 		},
 	}
@@ -69,6 +76,7 @@ func (a *app) devCommand() *cobra.Command {
 	flags.StringVar(&f.data, "data", defaultData, "file that keeps everything, or "+memoryData)
 	flags.StringVar(&f.runs, "runs", "", "file of runs to submit once, instead of the folder's "+runsFile)
 	flags.BoolVar(&f.once, "once", false, "end when nothing moves without a person: 0, or 6 if a run failed")
+	flags.BoolVar(&f.twin, "twin", false, "run everything as in the cloud, on this machine")
 	flags.StringVar(&f.as, "as", "", "who everybody is, in the history (local)")
 	flags.BoolVarP(&f.verbose, "verbose", "v", false, "tell what the control plane does")
 	return cmd
@@ -100,6 +108,9 @@ func (a *app) dev(ctx context.Context, f *devFlags) error {
 	if err != nil {
 		return err
 	}
+	if f.twin {
+		return a.devTwin(ctx, f, set, runs, listener)
+	}
 	place, err := dataPlace(f.data)
 	if err != nil {
 		return errors.Join(err, listener.Close())
@@ -121,7 +132,7 @@ func (a *app) dev(ctx context.Context, f *devFlags) error {
 		return err
 	}
 	a.server = n.URL()
-	result := d.serve(ctx, n, set, runs)
+	result := d.serve(ctx, n, n.Plane(), set, runs)
 	// 4. The end.
 	if ctx.Err() != nil {
 		d.note("stopping: attempts get %s and are handed back; interrupt again to end at once", devGrace)
@@ -280,19 +291,28 @@ func (d *develop) agentOutput(agent, process, _, text string) {
 	}
 }
 
+// served is what dev waits on.
+type served interface {
+	URL() string
+	Failed() <-chan struct{}
+	Err() error
+}
+
 // serve applies, submits and shows until the context ends, the node fails or, with --once, nothing moves.
-func (d *develop) serve(ctx context.Context, n *node.Node, set *manifest.Set, runs []inputs.Run) error {
+func (d *develop) serve(ctx context.Context, n served, plane watched, set *manifest.Set, runs []inputs.Run) error {
 	client, err := d.client()
 	if err != nil {
 		return err
 	}
-	d.follow = newFollowing(d, n.Plane())
+	d.follow = newFollowing(d, plane)
 	if err := d.follow.begin(ctx); err != nil {
 		return err
 	}
 	defer d.follow.end()
-	if err := d.declare(ctx, client, set); err != nil {
-		return err
+	if !d.f.twin { // the box has declared it
+		if err := d.declare(ctx, client, set); err != nil {
+			return err
+		}
 	}
 	d.announce(n.URL(), len(set.Objects))
 	submitCtx, cancel := context.WithCancel(ctx)
@@ -339,10 +359,14 @@ func (d *develop) declare(ctx context.Context, c *api.Client, set *manifest.Set)
 	if err != nil {
 		return fmt.Errorf("apply %s: %w", strings.Join(d.f.paths, ", "), err)
 	}
+	d.warnings(result)
+	return nil
+}
+
+func (d *develop) warnings(result *api.ApplyResult) {
 	for _, r := range result.Results {
 		for _, w := range r.Warnings {
 			d.note("warning: %s %s: %s", r.Kind, render.Clean(r.Name), render.Clean(w))
 		}
 	}
-	return nil
 }

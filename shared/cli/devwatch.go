@@ -14,7 +14,6 @@ import (
 	"github.com/errand-run/errand/shared/cli/internal/inputs"
 	"github.com/errand-run/errand/shared/cli/internal/render"
 	"github.com/errand-run/errand/shared/control"
-	"github.com/errand-run/errand/shared/node"
 	"github.com/errand-run/errand/shared/run"
 )
 
@@ -79,10 +78,10 @@ func (d *develop) submitRuns(ctx context.Context, c *api.Client, runs []inputs.R
 	return out
 }
 
-// following keeps the board up to date with the control plane of this process.
+// following keeps the board up to date with the control plane.
 type following struct {
 	d       *develop
-	plane   *control.Plane
+	plane   watched
 	board   *board.Board
 	changes <-chan control.Change
 	stop    func()
@@ -99,7 +98,7 @@ const (
 	seedScan = 20_000
 )
 
-func newFollowing(d *develop, p *control.Plane) *following {
+func newFollowing(d *develop, p watched) *following {
 	f := &following{d: d, plane: p, board: board.New()}
 	if d.f.once {
 		f.touched, f.expected = make(map[string]bool), make(map[string]bool)
@@ -195,7 +194,7 @@ const (
 )
 
 // watch shows changes until the end. Nothing wakes it while nothing happens.
-func (d *develop) watch(ctx context.Context, n *node.Node, c *api.Client, submitted <-chan submission) error {
+func (d *develop) watch(ctx context.Context, n served, c *api.Client, submitted <-chan submission) error {
 	f := d.follow
 	place, _, _ := strings.Cut(d.store, " (")
 	f.head = fmt.Sprintf("errand dev   %s   %s", n.URL(), place)

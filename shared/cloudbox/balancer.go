@@ -11,6 +11,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/errand-run/errand/shared/server"
 )
 
 // balancer hands each request to one of the control processes in turn, as the platform's does with the instances of a
@@ -18,6 +20,7 @@ import (
 type balancer struct {
 	listener net.Listener
 	server   *http.Server
+	handler  http.Handler
 	served   chan struct{}
 
 	mu   sync.Mutex
@@ -45,7 +48,7 @@ func newBalancer(l net.Listener, log *slog.Logger) *balancer {
 		},
 		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 	}
-	b.server = &http.Server{ReadHeaderTimeout: 10 * time.Second, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	b.handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		target := b.pick()
 		if target == "" {
 			w.Header().Set("Retry-After", "1")
@@ -53,7 +56,8 @@ func newBalancer(l net.Listener, log *slog.Logger) *balancer {
 			return
 		}
 		proxy.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), targetKey{}, target)))
-	})}
+	})
+	b.server = &http.Server{ReadHeaderTimeout: 10 * time.Second, Handler: b.handler}
 	go func() {
 		defer close(b.served)
 		_ = b.server.Serve(l) // it ends with close
@@ -87,6 +91,37 @@ func (b *balancer) remove(addr string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.all = slices.DeleteFunc(b.all, func(x string) bool { return x == addr })
+}
+
+// door lets requests of this machine that bring no token of their own in with one, by the rules of a server that knows no
+// login: those that a page of another host makes are refused.
+func (b *balancer) door(token string) http.Handler {
+	return server.OnlyLoopback(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Authorization") == "" {
+			r = r.Clone(r.Context())
+			r.Header.Set("Authorization", "Bearer "+token)
+		}
+		b.handler.ServeHTTP(w, r)
+	}))
+}
+
+// open serves the door.
+func (b *Box) open(context.Context) error {
+	if b.o.Door == nil {
+		return nil
+	}
+	s := &http.Server{Handler: b.balancer.door(b.token), ReadHeaderTimeout: 10 * time.Second}
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		_ = s.Serve(b.o.Door) // it ends with the box
+	}()
+	b.onClose(func() error {
+		err := s.Close()
+		<-served
+		return err
+	})
+	return nil
 }
 
 func (b *balancer) close() error {

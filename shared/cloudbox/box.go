@@ -1,9 +1,9 @@
 // Package cloudbox is the cloud deployment of Errand on one machine: Google's own emulators of Firestore and Pub/Sub, the
 // twin of Cloud Run with its metadata server and its issuer of identities, several control processes behind a balancer,
 // the functions, and a workload with an identity of its own for each agent of a fleet. Every part is a process of its
-// own, the same binaries that are deployed, and talks to the others by the protocols of the cloud.
+// own and talks to the others by the protocols of the cloud.
 //
-// It is for tests, demonstrations and measurements; docs/guides/cloud-in-a-box.md says what it shows and what it cannot.
+// It is for tests, demonstrations and measurements, and "errand dev --twin" is made of it; docs/guides/cloud-in-a-box.md says what it shows and what it cannot.
 package cloudbox
 
 import (
@@ -18,6 +18,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/errand-run/errand/shared/api"
@@ -30,16 +31,22 @@ import (
 	"github.com/errand-run/errand/shared/twin"
 )
 
-// Options of a Box. Dir and Binaries are needed.
+// Options of a Box. Dir and Programs are needed.
 type Options struct {
 	// Dir is where keys, configuration and the output of processes are kept.
 	Dir string
-	// Binaries is the folder of the built commands: control, worker, functions.
-	Binaries string
+	// Programs are the commands that the box starts, by name: control and worker, which are needed, and functions. Without
+	// functions the box ticks the control plane itself, and dead letters stay in their topic.
+	Programs map[string][]string
 	// Fleet is what is declared at the start. Every agent gets a workload, a target and an identity.
 	Fleet []fleet.Object
 	// Processes is how many control processes run; 3 when 0.
 	Processes int
+	// Restart starts a control process again that ends by itself, or is killed from outside, as the platform does.
+	Restart bool
+	// Door is where people of this machine get in without login, as operators; there is none when nil. Workloads and
+	// control processes use another address, where nobody is let in without a token. The box closes it.
+	Door net.Listener
 	// Cloud lets a test change the twin.
 	Cloud func(*twin.Options)
 	// Lines takes what processes print, by their name; nil drops what is not kept in Dir.
@@ -66,6 +73,10 @@ type Box struct {
 	bus       *pubsub.Bus
 	balancer  *balancer
 	control   []*Control
+	applied   *api.ApplyResult
+	failure   failure
+	life      context.Context // ends when Close is called
+	end       context.CancelFunc
 	token     string // of whoever operates the box
 	closers   []func() error
 }
@@ -73,7 +84,16 @@ type Box struct {
 // Start starts a box and returns once its fleet is declared and every control process answers. The program has to call
 // process.Warden first thing in its main. An error wraps emulator.ErrMissing where an emulator is not installed.
 func Start(ctx context.Context, o Options) (_ *Box, err error) {
-	b := &Box{o: o, log: o.Logger, token: rand.Text()}
+	b := &Box{o: o, log: o.Logger, token: rand.Text(), failure: failure{failed: make(chan struct{})}}
+	b.life, b.end = context.WithCancel(context.WithoutCancel(ctx))
+	if o.Door != nil {
+		b.onClose(func() error {
+			if err := o.Door.Close(); !errors.Is(err, net.ErrClosed) {
+				return err
+			}
+			return nil
+		})
+	}
 	if b.log == nil {
 		b.log = slog.New(slog.DiscardHandler)
 	}
@@ -86,13 +106,32 @@ func Start(ctx context.Context, o Options) (_ *Box, err error) {
 		}
 	}()
 	for _, step := range []func(context.Context) error{
-		b.startEmulators, b.startTwin, b.startBalancer, b.declareTopics, b.configure, b.startControl, b.deploy, b.startFunctions, b.declare,
+		b.check, b.startEmulators, b.startTwin, b.startBalancer, b.declareTopics, b.configure, b.startControl, b.deploy, b.startFunctions, b.declare, b.open,
 	} {
 		if err := step(ctx); err != nil {
 			return nil, err
 		}
 	}
 	return b, nil
+}
+
+// check looks at the options before anything starts.
+func (b *Box) check(context.Context) error {
+	var faults []error
+	for _, name := range []string{"control", "worker"} {
+		if len(b.o.Programs[name]) == 0 {
+			faults = append(faults, fmt.Errorf("no program %s is given", name))
+		}
+	}
+	for _, a := range b.agents() {
+		if _, err := commandOf(a); err != nil {
+			faults = append(faults, err)
+		}
+		if _, function := functionRoles[a.Name()]; function || a.Name() == "control" {
+			faults = append(faults, fmt.Errorf("agent %s: the workload %s of the box has that name and identity", a.Name(), a.Name()))
+		}
+	}
+	return errors.Join(faults...)
 }
 
 func (b *Box) startEmulators(ctx context.Context) error {
@@ -102,7 +141,16 @@ func (b *Box) startEmulators(ctx context.Context) error {
 			return err
 		}
 		*into = e
-		b.onClose(func() error { e.Stop(); return nil })
+		closing := make(chan struct{})
+		go func() {
+			<-e.Done()
+			select {
+			case <-closing:
+			default:
+				b.failure.set(fmt.Errorf("the emulator of %s has ended, and with it all that it held", kind))
+			}
+		}()
+		b.onClose(func() error { close(closing); e.Stop(); return nil })
 	}
 	return nil
 }
@@ -212,7 +260,7 @@ func (b *Box) declare(ctx context.Context) error {
 		return err
 	}
 	defer client.Close()
-	if _, err := client.Apply(ctx, body, api.ApplyOptions{}); err != nil {
+	if b.applied, err = client.Apply(ctx, body, api.ApplyOptions{}); err != nil {
 		return fmt.Errorf("declare the fleet: %w", err)
 	}
 	return nil
@@ -237,6 +285,45 @@ func (b *Box) path(name string) string { return filepath.Join(b.o.Dir, name) }
 // URL is the address of the control plane: that of the balancer.
 func (b *Box) URL() string { return "http://" + b.balancer.addr() }
 
+// Door is the address of Options.Door, "" where there is none.
+func (b *Box) Door() string {
+	if b.o.Door == nil {
+		return ""
+	}
+	return "http://" + b.o.Door.Addr().String()
+}
+
+// Applied is what came of declaring the fleet, with its warnings.
+func (b *Box) Applied() *api.ApplyResult { return b.applied }
+
+// Failed is closed when the box cannot go on: an emulator has ended. Err then says so.
+func (b *Box) Failed() <-chan struct{} { return b.failure.failed }
+
+// Err is why the box failed.
+func (b *Box) Err() error { return b.failure.get() }
+
+// failure is the first of its errors.
+type failure struct {
+	failed chan struct{}
+	mu     sync.Mutex
+	err    error
+}
+
+func (f *failure) set(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.err == nil {
+		f.err = err
+		close(f.failed)
+	}
+}
+
+func (f *failure) get() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.err
+}
+
 // Token is the operator's API token.
 func (b *Box) Token() string { return b.token }
 
@@ -255,6 +342,7 @@ func (b *Box) onClose(f func() error) { b.closers = append(b.closers, f) }
 
 // Close ends everything, in the reverse of the order in which it was started.
 func (b *Box) Close() error {
+	b.end()
 	var faults []error
 	for i := len(b.closers) - 1; i >= 0; i-- {
 		faults = append(faults, b.closers[i]())

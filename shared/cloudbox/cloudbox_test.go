@@ -3,7 +3,6 @@ package cloudbox_test
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"net"
@@ -58,6 +57,15 @@ var binaries = sync.OnceValues(func() (string, error) {
 	return dir, nil
 })
 
+// programs are those of the box among the commands.
+func programs(bin string) map[string][]string {
+	out := make(map[string][]string)
+	for _, name := range []string{"control", "worker", "functions"} {
+		out[name] = []string{filepath.Join(bin, name)}
+	}
+	return out
+}
+
 // example is the invoices' fleet with its commands built.
 func example(t *testing.T, bin string) []fleet.Object {
 	t.Helper()
@@ -79,11 +87,12 @@ func example(t *testing.T, bin string) []fleet.Object {
 // open starts a box with the example's fleet.
 func open(t *testing.T, change func(*cloudbox.Options)) *cloudbox.Box {
 	t.Helper()
+	emulator.Need(t)
 	bin, err := binaries()
 	if err != nil {
 		t.Fatal(err)
 	}
-	o := cloudbox.Options{Dir: t.TempDir(), Binaries: bin, Fleet: example(t, bin)}
+	o := cloudbox.Options{Dir: t.TempDir(), Programs: programs(bin), Fleet: example(t, bin)}
 	if testing.Verbose() {
 		o.Lines = func(process, text string) { t.Logf("%s: %s", process, text) }
 	}
@@ -93,9 +102,6 @@ func open(t *testing.T, change func(*cloudbox.Options)) *cloudbox.Box {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	b, err := cloudbox.Start(ctx, o)
-	if errors.Is(err, emulator.ErrMissing) {
-		t.Skip(err)
-	}
 	if err != nil {
 		t.Fatal(err)
 	}

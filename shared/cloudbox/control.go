@@ -11,8 +11,9 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"runtime"
+	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -36,8 +37,12 @@ type proc struct {
 
 // start runs a command whose output goes to a file of the box. It ends with the box's process.
 func (b *Box) start(name, program string, env map[string]string) (*proc, error) {
-	cmd := exec.CommandContext(context.Background(), filepath.Join(b.o.Binaries, program)) // it ends with Close
-	cmd.Env = os.Environ()
+	command := b.o.Programs[program]
+	cmd := exec.CommandContext(context.Background(), command[0], command[1:]...) // it ends with Close
+	// What configures other control processes of this machine does not configure these.
+	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool {
+		return strings.HasPrefix(v, "ERRAND_") && !strings.HasPrefix(v, "ERRAND_RETAIN_MAX=")
+	})
 	for k, v := range env {
 		cmd.Env = append(cmd.Env, k+"="+v)
 	}
@@ -115,10 +120,25 @@ func (c *Control) Name() string { return c.name }
 // URL is the process's own address, past the balancer.
 func (c *Control) URL() string { return "http://" + c.addr }
 
+// Pid is the id of the process, 0 while it does not run.
+func (c *Control) Pid() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.process == nil {
+		return 0
+	}
+	return c.process.cmd.Process.Pid
+}
+
 // Start starts the process, or starts it again, and returns when it answers.
 func (c *Control) Start(ctx context.Context) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	return c.start(ctx)
+}
+
+// start needs the lock.
+func (c *Control) start(ctx context.Context) error {
 	b := c.box
 	metadata, err := b.twin.Identity(account("control"))
 	if err != nil {
@@ -128,7 +148,7 @@ func (c *Control) Start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	c.process, err = b.start(c.name, "control", map[string]string{
+	p, err := b.start(c.name, "control", map[string]string{
 		"PORT": port, "ERRAND_URL": b.URL(), "ERRAND_ADVERTISE": c.URL(),
 		"ERRAND_STORE": "firestore:" + project + "/" + database, "FIRESTORE_EMULATOR_HOST": b.firestore.Addr,
 		"ERRAND_BUS": "pubsub:" + project, "PUBSUB_EMULATOR_HOST": b.messages.Addr,
@@ -139,11 +159,43 @@ func (c *Control) Start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := await(ctx, c.URL()+"/health/ready", c.process.ended); err != nil {
+	c.process = p
+	if b.o.Restart {
+		go c.keep(p)
+	}
+	if err := await(ctx, c.URL()+"/health/ready", p.ended); err != nil {
 		return fmt.Errorf("%s: %w; its output is in %s", c.name, err, b.path(c.name+".log"))
 	}
 	b.balancer.add(c.addr)
 	return nil
+}
+
+// restartDelay is before a process that ended is started again.
+const restartDelay = time.Second
+
+// keep starts the process again when it ends and nobody of the box has ended it.
+func (c *Control) keep(p *proc) {
+	select {
+	case <-p.ended:
+	case <-c.box.life.Done():
+		return
+	}
+	select {
+	case <-time.After(restartDelay):
+	case <-c.box.life.Done():
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.process != p || c.box.life.Err() != nil {
+		return
+	}
+	// What is started is kept in turn, also where it does not answer.
+	if err := c.start(c.box.life); err != nil {
+		c.box.log.Warn("start a control process again", "error", err)
+		return
+	}
+	c.box.log.Warn("a control process has ended and was started again", "name", c.name, "process", c.process.cmd.Process.Pid)
 }
 
 // Kill ends the process as a machine that fails does: with SIGKILL.

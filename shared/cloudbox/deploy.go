@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -33,8 +34,8 @@ const (
 // the agent's program for each run, and any other the program itself.
 func (b *Box) image(name string) ([]string, error) {
 	kind, name, _ := strings.Cut(name, "/")
-	if kind == "command" {
-		return []string{filepath.Join(b.o.Binaries, name)}, nil
+	if command := b.o.Programs[name]; kind == "command" && len(command) > 0 {
+		return command, nil
 	}
 	for _, a := range b.agents() {
 		if a.Name() != name {
@@ -42,7 +43,7 @@ func (b *Box) image(name string) ([]string, error) {
 		}
 		command, err := commandOf(a)
 		if err == nil && kind == "pool" {
-			command = append([]string{filepath.Join(b.o.Binaries, "worker"), "--"}, command...)
+			command = slices.Concat(b.o.Programs["worker"], []string{"--"}, command)
 		}
 		return command, err
 	}
@@ -52,7 +53,7 @@ func (b *Box) image(name string) ([]string, error) {
 // commandOf is an agent's command as it is started from anywhere.
 func commandOf(a *fleet.Agent) ([]string, error) {
 	if len(a.Run.Command) == 0 {
-		return nil, fmt.Errorf("agent %s has no run.command", a.Name())
+		return nil, fmt.Errorf("agent %s has no run.command, which its container would start", a.Name())
 	}
 	command := append([]string(nil), a.Run.Command...)
 	if strings.Contains(command[0], "/") && !filepath.IsAbs(command[0]) {
@@ -126,7 +127,11 @@ func (b *Box) deployOne(ctx context.Context, a *fleet.Agent) error {
 	for k, v := range a.Run.Env {
 		env[k] = v
 	}
-	container := []*runpb.Container{{Image: "agent/" + a.Name()}}
+	dir, err := filepath.Abs(a.Run.Dir)
+	if err != nil {
+		return err
+	}
+	container := []*runpb.Container{{Image: "agent/" + a.Name(), WorkingDir: dir}}
 	var workload proto.Message
 	switch a.Shape {
 	case fleet.Service:

@@ -24,8 +24,21 @@ var functionRoles = map[string]server.Role{"tick": server.Worker, "deadletter": 
 // tickEvery is the grain of the schedule that calls tick.
 const tickEvery = time.Minute
 
-// startFunctions deploys the functions as services, and what calls them: a schedule, and a push subscription.
+// startFunctions deploys the functions as services, and what calls them: a schedule, and a push subscription. Where their
+// program is not given, the schedule calls the control plane.
 func (b *Box) startFunctions(ctx context.Context) error {
+	if len(b.o.Programs["functions"]) == 0 {
+		client, err := b.Client()
+		if err != nil {
+			return err
+		}
+		b.onClose(func() error { client.Close(); return nil })
+		b.schedule(func(ctx context.Context) error {
+			_, err := client.Tick(ctx)
+			return err
+		})
+		return nil
+	}
 	client, err := run.NewServicesClient(ctx, b.clientOptions()...)
 	if err != nil {
 		return err
@@ -54,7 +67,7 @@ func (b *Box) startFunctions(ctx context.Context) error {
 	if err := b.push(ctx, bus.DeadLetters, addresses["deadletter"]); err != nil {
 		return err
 	}
-	b.schedule(addresses["tick"])
+	b.schedule(func(ctx context.Context) error { return tick(ctx, addresses["tick"]) })
 	return nil
 }
 
@@ -85,8 +98,8 @@ func (b *Box) push(ctx context.Context, topic bus.Topic, address string) error {
 	return nil
 }
 
-// schedule calls the tick function as Scheduler does, until the box closes.
-func (b *Box) schedule(address string) {
+// schedule ticks as Scheduler does, until the box closes.
+func (b *Box) schedule(tick func(context.Context) error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
@@ -99,8 +112,8 @@ func (b *Box) schedule(address string) {
 				return
 			case <-ticker.C:
 			}
-			if err := tick(ctx, address); err != nil && !errors.Is(err, context.Canceled) {
-				b.log.Warn("call the tick function", "error", err)
+			if err := tick(ctx); err != nil && !errors.Is(err, context.Canceled) {
+				b.log.Warn("tick", "error", err)
 			}
 		}
 	}()

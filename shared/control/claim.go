@@ -57,6 +57,12 @@ func (p *Plane) Claim(ctx context.Context, c Claim) (runtime.Assignment, error) 
 	}
 	// 3. What it is to do.
 	agent, target := p.agentOf(ctx, o.rec), p.targetNamed(o.rec.Target)
+	if target == nil && !p.store.Exclusive() { // whoever placed the run knows it; it may have been declared there a moment ago
+		if err := p.loadDeclarations(ctx); err != nil {
+			return runtime.Assignment{}, fmt.Errorf("claim %s: read what is declared: %w", c.Attempt, err)
+		}
+		target = p.targetNamed(o.rec.Target)
+	}
 	if agent == nil || target == nil {
 		return runtime.Assignment{}, refuse(CodeConflict, "claim %s: agent %s or target %s is not declared any more", c.Attempt, o.rec.Agent, o.rec.Target)
 	}

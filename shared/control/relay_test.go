@@ -246,6 +246,19 @@ func TestAClaim(t *testing.T) {
 	})
 }
 
+func TestAClaimAtAProcessThatHasNotHeardOfTheTargetYet(t *testing.T) {
+	d := newDistrict(t, agentNamed("echo"), cloudTarget("pool", fleet.Pool))
+	if _, err := d.p.Apply(t.Context(), []fleet.Object{agentNamed("late", shaped(fleet.Job)), cloudTarget("other", fleet.Job)}, ApplyOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	d.submit(Submission{Agent: "late"})
+	a := d.last()
+	got, err := d.b.Claim(t.Context(), Claim{Attempt: a.ID(), Worker: "w1", Ticket: a.Ticket})
+	if err != nil || got.ID() != a.ID() {
+		t.Fatalf("claim: %+v, %v; want the attempt, whose target was declared at another process", got, err)
+	}
+}
+
 func TestAnAttemptWhoseClaimantFallsSilentIsLost(t *testing.T) {
 	d := newDistrict(t, agentNamed("echo"), cloudTarget("pool", fleet.Pool))
 	r := d.submit(Submission{Agent: "echo"})

@@ -13,6 +13,7 @@ import (
 	"github.com/errand-run/errand/shared/agent"
 	"github.com/errand-run/errand/shared/api"
 	"github.com/errand-run/errand/shared/bus"
+	"github.com/errand-run/errand/shared/bus/pubsub"
 	"github.com/errand-run/errand/shared/identity"
 )
 
@@ -94,6 +95,25 @@ func ReadSettings(getenv func(string) string, args []string) (*Settings, error) 
 		s.tokens = identity.Metadata(identity.Options{Host: getenv(identity.EnvHost)})
 	}
 	return s, errors.Join(faults...)
+}
+
+// Serve opens the bus that the settings name and runs on it. See Run.
+func (s *Settings) Serve(ctx context.Context, log *slog.Logger) error {
+	place, ok := strings.CutPrefix(s.Bus, "pubsub:")
+	if !ok {
+		return fmt.Errorf("%s=%.100q: want pubsub:PROJECT, or pubsub:PROJECT/PREFIX", EnvBus, s.Bus)
+	}
+	options, err := pubsub.Parse(place)
+	if err != nil {
+		return fmt.Errorf("%s=%.100q: %w", EnvBus, s.Bus, err)
+	}
+	options.Log = log
+	b, err := pubsub.Open(ctx, options)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = b.Close() }() // what it still held comes again
+	return s.Run(ctx, b, log)
 }
 
 // Run takes attempts from the bus and executes them until ctx ends, or the server asks the worker to drain, and then

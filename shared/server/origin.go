@@ -10,9 +10,9 @@ import (
 	"github.com/errand-run/errand/shared/api"
 )
 
-// onlyLoopback refuses requests that name another host or come from a page of another host. Without it any web page
+// OnlyLoopback refuses requests that name another host or come from a page of another host. Without it any web page
 // that the user opens could reach a server without login: directly, or by a name that it makes resolve to 127.0.0.1.
-func onlyLoopback(next http.Handler) http.Handler {
+func OnlyLoopback(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !isLoopback(r.Host) {
 			writeProblem(w, problem(http.StatusForbidden, api.CodeForbidden,

@@ -116,7 +116,7 @@ func New(o Options) (*Server, error) {
 	// 1. What every request passes, outermost first.
 	s.router.Use(identify, s.observe, s.rescue, secure)
 	if o.Loopback {
-		s.router.Use(onlyLoopback)
+		s.router.Use(OnlyLoopback)
 	} else {
 		s.router.Use(onlySameOrigin)
 	}

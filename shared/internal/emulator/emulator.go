@@ -48,6 +48,7 @@ type program struct {
 	globs   []string // where the CLI's packages put it
 	main    string   // class
 	pack    string   // Debian package
+	part    string   // component of the CLI
 	hostEnv string   // what clients read the address from
 	args    func(port, other string) []string
 	flags   []string
@@ -59,6 +60,7 @@ var programs = map[Kind]program{
 		globs:   places("cloud-firestore-emulator/cloud-firestore-emulator*.jar"),
 		main:    "com.google.cloud.datastore.emulator.firestore.CloudFirestore",
 		pack:    "google-cloud-cli-firestore-emulator",
+		part:    "cloud-firestore-emulator",
 		hostEnv: "FIRESTORE_EMULATOR_HOST",
 		args: func(port, other string) []string {
 			return []string{"--host", "127.0.0.1", "--port", port, "--websocket_port", other}
@@ -70,6 +72,7 @@ var programs = map[Kind]program{
 		globs:   places("pubsub-emulator/lib/cloud-pubsub-emulator*.jar"),
 		main:    "com.google.cloud.pubsub.testing.v1.Main",
 		pack:    "google-cloud-cli-pubsub-emulator",
+		part:    "pubsub-emulator",
 		hostEnv: "PUBSUB_EMULATOR_HOST",
 		args:    func(port, _ string) []string { return []string{"--host=127.0.0.1", "--port=" + port} },
 		flags:   []string{"-Xmx256m"},
@@ -145,8 +148,9 @@ func (p program) find() (java, jar string, err error) {
 			return java, found[len(found)-1], nil
 		}
 	}
-	return "", "", fmt.Errorf("%w: no %s; install the package %s, or name the jar in %s",
-		ErrMissing, strings.Join(p.globs, ", "), p.pack, p.jarEnv)
+	return "", "", fmt.Errorf("%w: no %s; install the Debian package %s, or \"gcloud components install %s\" where the Google Cloud CLI "+
+		"came as an archive, or name the jar in %s",
+		ErrMissing, strings.Join(p.globs, ", "), p.pack, p.part, p.jarEnv)
 }
 
 func start(ctx context.Context, kind Kind, p program, java, jar string) (*Emulator, error) {

@@ -37,6 +37,20 @@ func PubSub(t TB) (addr string) {
 	return shared(t, KindPubSub)
 }
 
+// Need is [Firestore] and [PubSub] for a test whose program starts emulators of its own: it starts none.
+func Need(t TB) {
+	t.Helper()
+	for _, kind := range []Kind{KindFirestore, KindPubSub} {
+		_, _, err := programs[kind].find()
+		switch {
+		case err != nil && os.Getenv(RequiredEnv) == "":
+			t.Skipf("SKIPPED, so nothing is known of this part: %s: %v", kind, err)
+		case err != nil:
+			t.Fatalf("%s: %v", kind, err)
+		}
+	}
+}
+
 // Main runs the tests of a package, ends its emulators, and returns the exit code, for TestMain:
 //
 //	func TestMain(m *testing.M) { os.Exit(emulator.Main(m)) }
