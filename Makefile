@@ -35,7 +35,7 @@ TFCHECK ?=
 fuzz_targets = grep -rno --include='*_test.go' '^func Fuzz[A-Za-z0-9_]*' . | sed -E 's|^(.*)/[^/]*:[0-9]+:func (.*)$$|\1 \2|' | sort
 
 .DEFAULT_GOAL := help
-.PHONY: help build run test race sim mutations fuzz chaos bench cost images publish terraform lint format generate current vet verify clean
+.PHONY: help build run test race sim mutations fuzz chaos cloud bench cost images publish terraform lint format generate current vet verify clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -73,6 +73,9 @@ fuzz: ## Fuzz each decoder in turn, FUZZTIME=60s each
 
 chaos: ## Kill the server ROUNDS=30 times under load, and look for what was lost or done twice
 	ERRAND_CHAOS_ROUNDS=$(ROUNDS) $(GO) test -count 1 -timeout 60m -run Chaos -v ./shared/chaos
+
+cloud: ## Run the cloud deployment on this machine and compare it with a laptop, on INVOICES=folder of documents
+	ERRAND_INVOICES=$(if $(INVOICES),$(abspath $(INVOICES))) $(GO) test -count 1 -timeout 30m -v ./shared/cloudbox
 
 bench: ## Measure: benchmarks of packages, then the whole by `errand bench`
 	$(GO) test -run '^$$' -bench . -benchmem ./...

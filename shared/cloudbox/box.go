@@ -3,7 +3,8 @@
 // the functions, and a workload with an identity of its own for each agent of a fleet. Every part is a process of its
 // own and talks to the others by the protocols of the cloud.
 //
-// It is for tests, demonstrations and measurements, and "errand dev --twin" is made of it; docs/guides/cloud-in-a-box.md says what it shows and what it cannot.
+// It is for tests, demonstrations and measurements, and "errand dev --twin" is made of it; docs/guides/cloud-in-a-box.md
+// says what it shows and what it cannot.
 package cloudbox
 
 import (
