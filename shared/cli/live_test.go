@@ -70,9 +70,11 @@ var running sync.Map
 var announced = regexp.MustCompile(`serving (http://\S+)`)
 
 // serve starts errand dev on a free port and sets ERRAND_SERVER and ADDR to it: serve [ARGUMENT…].
-func serve(ts *testscript.TestScript, neg bool, args []string) {
+func serve(ts *testscript.TestScript, neg bool, args []string) { serveWithin(ts, patience, args) }
+
+func serveWithin(ts *testscript.TestScript, limit time.Duration, args []string) {
 	b := launch(ts, "dev", append([]string{"dev", "--addr", "127.0.0.1:0"}, args...))
-	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(limit); ; time.Sleep(10 * time.Millisecond) {
 		log, err := os.ReadFile(b.log)
 		ts.Check(err)
 		if m := announced.FindSubmatch(log); m != nil {

@@ -29,9 +29,16 @@ func TestTwin(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata/twin",
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"exits": exits, "serve": serve, "end": end, "until": waitUntil, "page": page, "killleader": killLeader,
+			"exits": exits, "serve": serveTwin, "end": end, "page": page, "killleader": killLeader,
 		},
 	})
+}
+
+// twinPatience bounds a start: two virtual machines of Java are part of it.
+const twinPatience = 2 * time.Minute
+
+func serveTwin(ts *testscript.TestScript, neg bool, args []string) {
+	serveWithin(ts, twinPatience, append([]string{"--twin"}, args...))
 }
 
 // page fetches a page without a token, and wants a text in it: page PATH TEXT.
@@ -52,7 +59,7 @@ var controlProcess = regexp.MustCompile(`(?m)^(control-\d): (http://\S+), proces
 func killLeader(ts *testscript.TestScript, neg bool, args []string) {
 	value, _ := running.Load(ts.Name() + " dev")
 	log := value.(*child).log
-	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(twinPatience); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
 		for _, m := range controlProcess.FindAllStringSubmatch(ts.ReadFile(log), -1) {
 			var health struct {
 				Leader bool `json:"leader"`
