@@ -50,6 +50,12 @@ func (p *Plane) Claim(ctx context.Context, c Claim) (runtime.Assignment, error) 
 		case rec.State != run.Assigned:
 			return draft{}, fmt.Errorf("claim %s: worker %s has it: %w", c.Attempt, rec.Worker, run.ErrFenced)
 		}
+		// What was declared at another process a moment ago must be known here before the attempt counts as started.
+		if p.targetNamed(rec.Target) == nil && !p.store.Exclusive() {
+			if err := p.loadDeclarations(ctx); err != nil {
+				return draft{}, err
+			}
+		}
 		return draft{events: []run.Event{p.startEvent(ctx, rec, c.Worker, now)}}, nil
 	}})
 	if o.err != nil {

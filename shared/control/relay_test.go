@@ -689,3 +689,16 @@ func TestWhatIsUnderWayAlreadyKeepsNothingBehindItWaiting(t *testing.T) { // cas
 		t.Errorf("started %+v, want a new run", a)
 	}
 }
+
+func TestAClaimIsTakenByAProcessThatHasNotHeardOfTheTargetYet(t *testing.T) {
+	d := newDistrict(t)
+	if _, err := d.p.Apply(t.Context(), []fleet.Object{agentNamed("echo", shaped(fleet.Job)), cloudTarget("job", fleet.Job)}, ApplyOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	d.submit(Submission{Agent: "echo"})
+	a := d.last()
+	got, err := d.b.Claim(t.Context(), Claim{Attempt: a.ID(), Worker: "w1", Ticket: a.Ticket})
+	if err != nil || got.ID() != a.ID() || got.Token == "" {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
