@@ -4,13 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/errand-run/errand/shared/admission"
 	"github.com/errand-run/errand/shared/fleet"
 	"github.com/errand-run/errand/shared/retry"
 	"github.com/errand-run/errand/shared/run"
 	"github.com/errand-run/errand/shared/runtime"
+	"github.com/errand-run/errand/shared/store"
 )
 
 // Doors for executors that were not handed their attempt by this process: those that a message or the overrides of a job
@@ -274,25 +274,22 @@ func attemptsBy(r *run.Record, worker string) int {
 	return n
 }
 
-// agentNamed is a declared agent; one that this process does not know may have been declared at another.
+// agentNamed is a declared agent; one that this process does not know may have been declared at another. Whoever asks for
+// what is not there costs one read of one document.
 func (p *Plane) agentNamed(ctx context.Context, name string) *declaration {
 	x := p.declared.get(fleet.KindAgent, name)
 	if x != nil || p.store.Exclusive() || !fleet.IsName(name) {
 		return x
 	}
-	mono := p.cfg.Monotonic()
-	p.mu.Lock()
-	look := mono >= p.lookedUp
-	if look {
-		p.lookedUp = mono + lookUpEvery // whoever asks for what is not there must not make us read without end
+	_, err := p.store.Get(ctx, store.KindFleet, declaredID(fleet.KindAgent, name))
+	if errors.Is(err, store.ErrNotFound) {
+		return nil
 	}
-	p.mu.Unlock()
-	if look {
-		if err := p.loadDeclarations(ctx); err != nil {
-			p.log.WarnContext(ctx, "read what is declared", "error", err)
-		}
+	if err == nil {
+		err = p.loadDeclarations(ctx)
+	}
+	if err != nil {
+		p.log.WarnContext(ctx, "read what is declared", "error", err)
 	}
 	return p.declared.get(fleet.KindAgent, name)
 }
-
-const lookUpEvery = time.Second

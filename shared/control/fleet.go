@@ -59,8 +59,16 @@ type declarations struct {
 	current map[objectKey]*declaration
 	kept    map[revisionKey]*declaration // revisions of agents that runs still use; bounded
 	tenants map[string]*fleet.Tenant     // those that were never declared, with the defaults; bounded
+	changes int64                        // how often something was put into force or taken out
 
 	doubt atomic.Bool // a write failed and may have been written
+}
+
+// changed counts the changes to what is declared, for declareSince.
+func (d *declarations) changed() int64 {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	return d.changes
 }
 
 // objectKey and revisionKey find what declaredID and revisionID name in the store, without making a text each time.
@@ -118,8 +126,23 @@ func (d *declarations) fingerprint() uint64 {
 	return sum
 }
 
-// loadDeclarations brings memory in line with what the store says is declared.
+// loadDeclarations brings memory in line with what the store says is declared. What is declared here while it reads is not
+// undone by what it has read before: it reads again.
 func (p *Plane) loadDeclarations(ctx context.Context) error {
+	for {
+		since := p.declared.changed()
+		changed, removed, err := p.readDeclarations(ctx)
+		if err != nil {
+			return err
+		}
+		if len(changed)+len(removed) == 0 || p.declareSince(since, changed, removed) {
+			return nil
+		}
+	}
+}
+
+// readDeclarations is how what the store says is declared differs from memory.
+func (p *Plane) readDeclarations(ctx context.Context) (changed, removed []*declaration, err error) {
 	// 1. What is there; what is known in that form is not decoded again.
 	known := make(map[string]*declaration)
 	for _, x := range p.declared.list("") {
@@ -130,12 +153,12 @@ func (p *Plane) loadDeclarations(ctx context.Context) error {
 	for {
 		docs, err := p.store.Tagged(ctx, store.KindFleet, tagCurrent, after, store.MaxPage)
 		if err != nil {
-			return fmt.Errorf("read the declared fleet: %w", err)
+			return nil, nil, fmt.Errorf("read the declared fleet: %w", err)
 		}
 		for _, doc := range docs {
 			x, err := decodeDeclaration(doc, known[doc.ID])
 			if err != nil {
-				return err
+				return nil, nil, err
 			}
 			found[doc.ID], after = x, doc.ID
 		}
@@ -144,9 +167,8 @@ func (p *Plane) loadDeclarations(ctx context.Context) error {
 		}
 	}
 	// 2. What that changes.
-	var changed, removed []*declaration
-	for _, cur := range p.declared.list("") {
-		id := cur.id()
+	for _, id := range slices.Sorted(maps.Keys(known)) {
+		cur := known[id]
 		switch x := found[id]; {
 		case x == nil:
 			removed = append(removed, cur)
@@ -157,10 +179,7 @@ func (p *Plane) loadDeclarations(ctx context.Context) error {
 	for _, id := range slices.Sorted(maps.Keys(found)) {
 		changed = append(changed, found[id])
 	}
-	if len(changed)+len(removed) > 0 {
-		p.declare(changed, removed)
-	}
-	return nil
+	return changed, removed, nil
 }
 
 // catchUp follows a write of declarations that failed: somebody else was faster, or it was written after all.
@@ -439,9 +458,17 @@ func deletion(x *declaration) store.Write {
 }
 
 // declare puts changed declarations into force and takes removed ones out.
-func (p *Plane) declare(changed, removed []*declaration) {
+func (p *Plane) declare(changed, removed []*declaration) { p.declareSince(-1, changed, removed) }
+
+// declareSince does so unless something was declared meanwhile; since is what changed told, -1 for anything.
+func (p *Plane) declareSince(since int64, changed, removed []*declaration) bool {
 	d := p.declared
 	d.mu.Lock()
+	if since >= 0 && since != d.changes {
+		d.mu.Unlock()
+		return false
+	}
+	d.changes++
 	for _, x := range changed {
 		if old := d.current[x.key()]; old != nil && x.object.Kind() == fleet.KindAgent {
 			d.kept[revisionKey{x.object.Name(), old.revision}] = old
@@ -469,6 +496,7 @@ func (p *Plane) declare(changed, removed []*declaration) {
 		}
 	}
 	p.wake()
+	return true
 }
 
 // warnings are what a person should know about a valid object.

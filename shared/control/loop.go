@@ -176,6 +176,7 @@ func (p *Plane) turnAway() {
 
 // takeOver rebuilds the index from the store: what is live, what is due, and the shares.
 func (p *Plane) takeOver(ctx context.Context, now run.Instant) error {
+	began, live := p.cfg.Monotonic(), 0
 	// 0. What is declared: another process may have changed it.
 	if err := p.loadDeclarations(ctx); err != nil {
 		return err
@@ -215,6 +216,7 @@ func (p *Plane) takeOver(ctx context.Context, now run.Instant) error {
 			if err != nil {
 				return err
 			}
+			live++
 			if e, ok := p.orphan(r, now); ok {
 				orphans = append(orphans, e)
 			}
@@ -227,6 +229,7 @@ func (p *Plane) takeOver(ctx context.Context, now run.Instant) error {
 		}
 		q.After = page.Next
 	}
+	listed := p.cfg.Monotonic()
 	// 3. Everything that is due up to the horizon: queued runs are due since they were queued.
 	if err := p.readDue(ctx, 0, 0, now.Add(horizon)); err != nil {
 		return err
@@ -247,6 +250,7 @@ func (p *Plane) takeOver(ctx context.Context, now run.Instant) error {
 		}
 	}
 	p.indexed = true
+	p.log.InfoContext(ctx, "leading", "epoch", p.led.Epoch(), "live", live, "read live", (listed - began).String(), "took", (p.cfg.Monotonic() - began).String())
 	p.stepDeliver(ctx, untold)
 	p.wake()
 	return nil
@@ -337,7 +341,7 @@ func (p *Plane) orphan(r *run.Record, now run.Instant) (edit, bool) {
 		case rec.Stop != nil:
 			return d, p.failed(ctx, &d, rec, retry.Failure{Class: rec.Stop.Class, Message: why}, nil, true, now)
 		}
-		return d, p.released(ctx, &d, rec, why, nil, now)
+		return d, p.released(ctx, &d, rec, why, nil, true, now)
 	}}, true
 }
 

@@ -380,13 +380,13 @@ func (p *Plane) reported(r *runtime.Report) edit {
 		usage := p.usageOf(rec.ID, r)
 		// 3. An attempt that was told to stop has ended: whatever it says, its result is not taken.
 		if rec.State == run.Canceling {
-			d.events = append(d.events, p.ended(rec, run.Event{Type: run.EvCanceled, Attempt: r.N, At: now, Reason: rec.Reason, Class: run.ClassCanceled, Usage: usage, Sure: true}))
+			d.events = append(d.events, p.ended(rec, run.Event{Type: run.EvCanceled, Attempt: r.N, At: now, Reason: rec.Reason, Class: run.ClassCanceled, Usage: usage, Sure: vouches(r)}))
 			return d, nil
 		}
 		if rec.Stop != nil {
 			f := retry.Failure{Class: rec.Stop.Class, Message: string(rec.Stop.Reason)}
 			d.result.Err = fmt.Errorf("attempt %s was told to stop (%s) and its report comes too late: %w", runtime.AttemptID(r.Run, r.N), rec.Stop.Reason, run.ErrFenced)
-			return d, p.failed(ctx, &d, rec, f, usage, true, now)
+			return d, p.failed(ctx, &d, rec, f, usage, vouches(r), now)
 		}
 		// 4. What it says.
 		switch r.Type {
@@ -394,15 +394,31 @@ func (p *Plane) reported(r *runtime.Report) edit {
 			return d, p.completed(ctx, &d, rec, r, usage, now)
 		case runtime.Failed:
 			f := retry.Failure{Class: r.Class, Code: r.Code, Message: r.Message, RetryAfter: r.RetryIn, Final: r.Final}
-			sure := r.Class != run.ClassLost || r.Ended
-			return d, p.failed(ctx, &d, rec, f, usage, sure, now)
+			return d, p.failed(ctx, &d, rec, f, usage, vouches(r), now)
 		case runtime.Released:
-			return d, p.released(ctx, &d, rec, r.Message, usage, now)
+			return d, p.released(ctx, &d, rec, r.Message, usage, vouches(r), now)
 		case runtime.Parked:
 			return d, p.parked(ctx, &d, rec, r, usage, now)
 		}
 		return d, nil
 	}}
+}
+
+// vouches reports whether a report means that nothing of its attempt can act any more. Whoever tells a result or a failure
+// of the work itself is done with it. An attempt that was timed out, stopped, given back or not heard of may go on, be it a
+// handler whose request was given up or one that does not listen: that it is gone, its executor has to say.
+func vouches(r *runtime.Report) bool {
+	switch {
+	case r.Ended || r.Type == runtime.Completed || r.Type == runtime.Parked:
+		return true
+	case r.Type != runtime.Failed:
+		return false
+	}
+	switch r.Class {
+	case run.ClassLost, run.ClassTimeout, run.ClassCanceled, run.ClassInfrastructure, run.ClassBudget:
+		return false
+	}
+	return true
 }
 
 // startEvent confirms an attempt's start, dated at its hand-over.
@@ -483,12 +499,12 @@ func (p *Plane) completed(ctx context.Context, d *draft, rec *run.Record, r *run
 }
 
 // released puts the run back into the queue and gives the attempt back.
-func (p *Plane) released(ctx context.Context, d *draft, rec *run.Record, why string, usage *run.Usage, now run.Instant) error {
+func (p *Plane) released(ctx context.Context, d *draft, rec *run.Record, why string, usage *run.Usage, sure bool, now run.Instant) error {
 	if rec.Returned >= run.MaxReturned {
 		f := retry.Failure{Class: run.ClassInfrastructure, Message: why}
-		return p.failed(ctx, d, rec, f, usage, true, now)
+		return p.failed(ctx, d, rec, f, usage, sure, now)
 	}
-	d.events = append(d.events, run.Event{Type: run.EvReleased, At: now, Attempt: rec.Attempt, Message: why, Usage: usage, Due: p.queueEnd(ctx, rec, now), Sure: true})
+	d.events = append(d.events, run.Event{Type: run.EvReleased, At: now, Attempt: rec.Attempt, Message: why, Usage: usage, Due: p.queueEnd(ctx, rec, now), Sure: sure})
 	return nil
 }
 

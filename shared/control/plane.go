@@ -160,8 +160,6 @@ type Plane struct {
 	mu  sync.Mutex // guards ix
 	ix  *index     // the leader's memory
 	led *lead
-	// lookedUp is when what is declared may be read again for a name that is not known; guarded by mu.
-	lookedUp time.Duration
 	// logs counts, in a process that does not lead, what attempts logged by it; guarded by mu.
 	logs map[string]*logged
 	// relay keeps what the process that leads is to be told.

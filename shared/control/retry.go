@@ -93,7 +93,7 @@ func (p *Plane) lost(id string, n int, why string, unspent bool) edit {
 		case rec.State == run.Assigned && !p.wasHanded(id, n):
 			return d, p.startFailed(ctx, &d, rec, why, now)
 		case unspent && rec.Stop == nil:
-			return d, p.released(ctx, &d, rec, why, nil, now)
+			return d, p.released(ctx, &d, rec, why, nil, true, now)
 		case rec.State == run.Assigned:
 			d.events = append(d.events, p.startEvent(ctx, rec, "", now))
 		}
