@@ -13,11 +13,13 @@ KO ?= $(GO) run github.com/google/ko@v0.19.1
 # The command that runs tests. Another one may report differently; it takes the same arguments.
 GOTEST ?= $(GO) test
 
-# How long each fuzz target runs, how often the chaos test kills the server, and which seeds are simulated.
+# How long each fuzz target runs, how often the chaos test kills the server, which seeds are simulated, and how many runs
+# are live when a leader is killed.
 FUZZTIME ?= 60s
 ROUNDS   ?= 30
 SEED     ?= $(shell date +%s)
 SEEDS    ?= 2000
+RUNS     ?= 10000
 
 # Import paths of the commands that have an image. Those below shared/ are parts of tests.
 commands = $$($(GO) list -f '{{if eq .Name "main"}}{{.ImportPath}}{{end}}' ./... | grep -v /shared/)
@@ -35,7 +37,7 @@ TFCHECK ?=
 fuzz_targets = grep -rno --include='*_test.go' '^func Fuzz[A-Za-z0-9_]*' . | sed -E 's|^(.*)/[^/]*:[0-9]+:func (.*)$$|\1 \2|' | sort
 
 .DEFAULT_GOAL := help
-.PHONY: help build run test race sim mutations fuzz chaos cloud bench cost images publish terraform lint format generate current vet verify clean
+.PHONY: help build run test race sim mutations fuzz chaos takeover cloud bench cost images publish terraform lint format generate current vet verify clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -71,8 +73,12 @@ fuzz: ## Fuzz each decoder in turn, FUZZTIME=60s each
 			{ grep -q '^    context deadline exceeded$$' "$$log" && ! grep -q 'Failing input' "$$log"; } || exit 1; \
 	done <<<"$$targets"
 
-chaos: ## Kill the server ROUNDS=30 times under load, and look for what was lost or done twice
+chaos: ## Kill the server ROUNDS=30 times under load, and look for what was lost or done twice; then in the cloud in a box
 	ERRAND_CHAOS_ROUNDS=$(ROUNDS) $(GO) test -count 1 -timeout 60m -run Chaos -v ./shared/chaos
+	ERRAND_CHAOS_ROUNDS=$(ROUNDS) ERRAND_CHAOS_SEED=$(SEED) $(GO) test -count 1 -timeout 60m -run Chaos -v ./shared/cloudbox
+
+takeover: ## Kill the leader ROUNDS=30 times over RUNS=10000 live runs in the cloud in a box, and time who follows
+	ERRAND_TAKEOVER_ROUNDS=$(ROUNDS) ERRAND_TAKEOVER_RUNS=$(RUNS) $(GO) test -count 1 -timeout 60m -run TakeOver -v ./shared/cloudbox
 
 cloud: ## Run the cloud deployment on this machine and compare it with a laptop, on INVOICES=folder of documents
 	ERRAND_INVOICES=$(if $(INVOICES),$(abspath $(INVOICES))) $(GO) test -count 1 -timeout 30m -v ./shared/cloudbox

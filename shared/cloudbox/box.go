@@ -29,6 +29,8 @@ import (
 	"github.com/errand-run/errand/shared/internal/emulator"
 	"github.com/errand-run/errand/shared/manifest"
 	"github.com/errand-run/errand/shared/server"
+	"github.com/errand-run/errand/shared/store"
+	"github.com/errand-run/errand/shared/store/firestore"
 	"github.com/errand-run/errand/shared/twin"
 )
 
@@ -335,6 +337,11 @@ func (b *Box) Client() (*api.Client, error) {
 
 // Twin is the box's Cloud Run.
 func (b *Box) Twin() *twin.Twin { return b.twin }
+
+// Store opens the store of the control processes, past them: to look at what they have written. The caller closes it.
+func (b *Box) Store(ctx context.Context) (store.Store, error) {
+	return firestore.Open(ctx, firestore.Options{Project: project, Database: database, Endpoint: b.firestore.Addr})
+}
 
 // Control are the control processes.
 func (b *Box) Control() []*Control { return b.control }

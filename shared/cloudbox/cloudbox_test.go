@@ -17,6 +17,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/errand-run/errand/shared/agent"
 	"github.com/errand-run/errand/shared/api"
 	"github.com/errand-run/errand/shared/cloudbox"
 	"github.com/errand-run/errand/shared/fleet"
@@ -39,6 +40,10 @@ func TestMain(m *testing.M) {
 	process.Warden()
 	if shop := os.Getenv(envShop); shop != "" {
 		buyer(shop)
+	}
+	if at := os.Getenv(envBook); at != "" {
+		agent.Main(carry(at))
+		return
 	}
 	os.Exit(m.Run())
 }

@@ -11,7 +11,9 @@ import (
 // TestAnAttemptIsSurelyOverOnlyWhenSomebodySaysSo: the handler of a service lives on when its request is given up, so an
 // effect that it began waits for its own end, not for the attempt's.
 func TestAnAttemptIsSurelyOverOnlyWhenSomebodySaysSo(t *testing.T) {
-	failed := func(c run.Class, ended bool) runtime.Report { return runtime.Report{Type: runtime.Failed, Class: c, Ended: ended} }
+	failed := func(c run.Class, ended bool) runtime.Report {
+		return runtime.Report{Type: runtime.Failed, Class: c, Ended: ended}
+	}
 	for name, c := range map[string]struct {
 		report runtime.Report
 		sure   bool

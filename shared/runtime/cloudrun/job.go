@@ -23,6 +23,9 @@ const (
 	// takeover is for how long after its begin a process looks, before a start, whether the process before it has made
 	// it: what the other did not get to know is nowhere else.
 	takeover = 5 * time.Minute
+	// lookTries is how often it looks while the platform does not answer, with lookPause, twice that and so on between.
+	lookTries = 4
+	lookPause = 250 * time.Millisecond
 	// listingTTL is how long a listing serves such looks.
 	listingTTL    = time.Second
 	searchPauses  = 3 // looks for an execution after a call whose outcome is unknown
@@ -126,9 +129,17 @@ func (rt *Runtime) run(b *batch) {
 	attempts := rt.wanted(b)
 	// 3. What the process before this one may have started.
 	if time.Since(rt.born) < takeover && len(attempts) > 0 {
-		list, err := rt.listings.get(ctx, b.job.name, func(ctx context.Context) ([]*runpb.Execution, error) {
-			return rt.platform.executions(ctx, b.job.name)
-		})
+		var list []*runpb.Execution
+		var err error
+		for try := range lookTries {
+			rt.pause(time.Duration(try) * lookPause) // to look does no harm, and who cannot look does not know what to start
+			list, err = rt.listings.get(ctx, b.job.name, func(ctx context.Context) ([]*runpb.Execution, error) {
+				return rt.platform.executions(ctx, b.job.name)
+			})
+			if err == nil || advice(err) != "" || ctx.Err() != nil {
+				break
+			}
+		}
 		if err != nil && advice(err) == "" {
 			rt.unsure(b, attempts, fmt.Errorf("look whether it was started before: %w", err))
 			return

@@ -207,6 +207,17 @@ func TestOneExecutionOnThePlatform(t *testing.T) { // case F01
 	})
 }
 
+func TestAStartOutlivesALookThatFails(t *testing.T) {
+	t.Parallel()
+	c := inCloud(t, "sleep 60")
+	bad := c.Fault(twin.Rule{On: "Executions.ListExecutions", Times: 3, Do: twin.Refuse(codes.Unavailable)})
+	c.begin("r1")
+	c.runs(1)
+	if bad.Hits() != 3 {
+		t.Errorf("%d looks failed, want 3", bad.Hits())
+	}
+}
+
 func TestBadPollsOfAHealthyRun(t *testing.T) { // case F03
 	t.Parallel()
 	c := inCloud(t, "sleep 60")
