@@ -59,15 +59,15 @@ func (b *book) serve(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// order is what a courier is asked to do.
-type order struct {
+// errand is what a courier is asked to do.
+type errand struct {
 	Line string `json:"line"`
 	Ms   int    `json:"ms"`
 }
 
 // carry is the courier's handler: it enters a line once.
-func carry(at string) agent.Handler[order, string] {
-	return func(ctx context.Context, r *agent.Run, in order) (string, error) {
+func carry(at string) agent.Handler[errand, string] {
+	return func(ctx context.Context, r *agent.Run, in errand) (string, error) {
 		if _, err := agent.Step(ctx, r, "prepare", func(context.Context) (int, error) { return len(in.Line), nil }); err != nil {
 			return "", err
 		}

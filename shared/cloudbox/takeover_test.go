@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -136,11 +137,7 @@ func TestTakeOver(t *testing.T) {
 	// 2. Kill whoever leads, again and again.
 	var leads, assigns []time.Duration
 	docs := documents(t)
-	var input json.RawMessage
-	for _, x := range docs {
-		input = x
-		break
-	}
+	input := docs[slices.Sorted(maps.Keys(docs))[0]]
 	for round := range rounds {
 		dead, epoch := awaitLeader(t, b)
 		dead.Kill()

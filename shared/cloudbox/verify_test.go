@@ -84,7 +84,7 @@ func awaitLeader(t *testing.T, b *cloudbox.Box) (*cloudbox.Control, int64) {
 	return c, epoch
 }
 
-// stored are all runs of the box with their histories, read past the control processes.
+// stored is a run with its history, as they are in the store.
 type stored struct {
 	record *run.Record
 	events []run.Event
