@@ -75,6 +75,9 @@ func (p *Plane) readDue(ctx context.Context, from, known, until run.Instant) err
 					return err
 				}
 			}
+			if err := p.stillLeads(ctx); err != nil {
+				return err
+			}
 			if wake < int64(known) && p.crowded() {
 				wake, id = int64(known), "\xff"
 				continue

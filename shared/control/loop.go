@@ -224,6 +224,9 @@ func (p *Plane) takeOver(ctx context.Context, now run.Instant) error {
 				untold = append(untold, r) // perhaps nobody was told of it: doing so twice does no harm
 			}
 		}
+		if err := p.stillLeads(ctx); err != nil {
+			return err
+		}
 		if page.Next == "" {
 			break
 		}
@@ -253,6 +256,18 @@ func (p *Plane) takeOver(ctx context.Context, now run.Instant) error {
 	p.log.InfoContext(ctx, "leading", "epoch", p.led.Epoch(), "live", live, "read live", (listed - began).String(), "took", (p.cfg.Monotonic() - began).String())
 	p.stepDeliver(ctx, untold)
 	p.wake()
+	return nil
+}
+
+// stillLeads renews the lease in the middle of long work, when it is time: whoever reads for longer than a lease must not
+// lose it by that. The error says that it is gone.
+func (p *Plane) stillLeads(ctx context.Context) error {
+	if err := p.led.Step(ctx, p.cfg.Monotonic()); err != nil {
+		p.log.WarnContext(ctx, "dispatcher lease", "error", err)
+	}
+	if !p.leads() {
+		return errors.New("the dispatcher lease was lost while the store was read")
+	}
 	return nil
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/errand-run/errand/shared/fleet"
 	"github.com/errand-run/errand/shared/run"
 	"github.com/errand-run/errand/shared/runtime"
+	"github.com/errand-run/errand/shared/store"
 	"github.com/errand-run/errand/shared/store/memory"
 )
 
@@ -700,5 +701,54 @@ func TestAClaimIsTakenByAProcessThatHasNotHeardOfTheTargetYet(t *testing.T) {
 	got, err := d.b.Claim(t.Context(), Claim{Attempt: a.ID(), Worker: "w1", Ticket: a.Ticket})
 	if err != nil || got.ID() != a.ID() || got.Token == "" {
 		t.Errorf("%+v, %v", got, err)
+	}
+}
+
+// unhurried is a store of which each look at what is due takes a while.
+type unhurried struct {
+	store.Store
+	looked func()
+}
+
+func (s unhurried) Due(ctx context.Context, shard uint8, until, afterWake int64, afterID string, limit int) ([]store.Doc, error) {
+	if shard < shards { // those of work; what has ended is looked for beside
+		s.looked()
+	}
+	return s.Store.Due(ctx, shard, until, afterWake, afterID, limit)
+}
+
+func TestWhoTakesOverAStoreThatIsSlowKeepsTheLead(t *testing.T) {
+	d := newDistrict(t, agentNamed("echo"), cloudTarget("pool", fleet.Pool))
+	r := d.submit(Submission{Agent: "echo"})
+	cfg := d.p.cfg
+	cfg.Name, cfg.Go = "slow", func(f func()) { f() }
+	cfg.Store = unhurried{d.store, func() {
+		d.mu.Lock()
+		d.now = d.now.Add(500 * time.Millisecond) // 16 s for all shards
+		d.mu.Unlock()
+	}}
+	p, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Prepare(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 * int(leadPeriod/time.Second) { // the others are silent
+		d.mu.Lock()
+		d.now = d.now.Add(time.Second)
+		d.mu.Unlock()
+		if p.Step(t.Context(), p.now()); p.indexed {
+			break
+		}
+	}
+	if !p.leads() || !p.indexed {
+		t.Fatalf("it leads: %t, over an index: %t", p.leads(), p.indexed)
+	}
+	if p.led.Epoch() != d.p.led.Epoch()+1 {
+		t.Errorf("it took the lead in epoch %d after %d: not once", p.led.Epoch(), d.p.led.Epoch())
+	}
+	if _, live := p.ix.runs[r.ID]; !live {
+		t.Error("it does not know what lives")
 	}
 }
