@@ -80,7 +80,7 @@ func (h *Host) sendBeat(ctx context.Context, sessions map[string]json.RawMessage
 		}
 		return err
 	}
-	// 2. Whatever was named and is missing in the answer is no longer ours. What came meanwhile was not named.
+	// 2. Whatever was named and is missing in a whole answer is no longer ours. What came meanwhile was not named.
 	stand := make(map[string]*api.AttemptStanding, len(standing.Attempts))
 	for i := range standing.Attempts {
 		stand[standing.Attempts[i].ID] = &standing.Attempts[i]
@@ -93,6 +93,7 @@ func (h *Host) sendBeat(ctx context.Context, sessions map[string]json.RawMessage
 			continue // its end is told elsewhere
 		}
 		switch s := stand[a.Attempt]; {
+		case s == nil && standing.Partial:
 		case s == nil:
 			h.box.lost(a, ErrFenced)
 		case s.Cancel:

@@ -38,6 +38,7 @@ type fake struct {
 	beatEvery  time.Duration
 	settle     time.Duration
 	slow       time.Duration // of batches
+	partial    bool          // heartbeats are answered without a look at the attempts
 	beatLag    time.Duration // from when a heartbeat's answer is formed until it arrives
 
 	// Faults: calls whose path ends so.
@@ -352,7 +353,10 @@ func (f *fake) beat(worker string, b api.WorkerBeat) *api.WorkerStanding {
 	for name, state := range b.Sessions {
 		f.states[name] = state
 	}
-	out := &api.WorkerStanding{Drain: f.drain}
+	out := &api.WorkerStanding{Drain: f.drain, Partial: f.partial}
+	if f.partial {
+		return out
+	}
 	for _, id := range b.Attempts {
 		if r, refusal := f.find(id, "token-"+id); refusal == nil && r.worker == worker {
 			out.Attempts = append(out.Attempts, api.AttemptStanding{ID: id, Standing: r.standing()})

@@ -164,6 +164,27 @@ func TestServerThatIsBackHearsAtOnceWhatIsHeld(t *testing.T) {
 	}
 }
 
+func TestAnAttemptThatAPartialAnswerDoesNotNameGoesOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake()
+		f.partial = true
+		stop := f.serveWith(t, HostOptions{Handle: func(ctx context.Context, a *Attempt) Result {
+			select {
+			case <-ctx.Done():
+				return Failed(ctx.Err())
+			case <-time.After(3 * defaultBeat):
+				return Result{Output: json.RawMessage(`1`)}
+			}
+		}})
+		r := f.submit("a", "1")
+		<-r.wait
+		if diff := cmp.Diff([]string{"start", "complete"}, look(f, func() []string { return slices.Clone(r.reports) })); diff != "" {
+			t.Errorf("reports (-want +got):\n%s", diff)
+		}
+		_ = stop()
+	})
+}
+
 func TestServerThatDoesNotAnswerHeartbeatsIsAway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake()

@@ -214,6 +214,8 @@ type WorkerBeat struct {
 type WorkerStanding struct {
 	Drain    bool              `json:"drain"`
 	Attempts []AttemptStanding `json:"attempts"`
+	// Partial: an attempt that is missing in Attempts goes on; whoever answered did not look it up.
+	Partial bool `json:"partial,omitempty"`
 }
 
 // AttemptStanding is one attempt in a WorkerStanding.

@@ -247,6 +247,8 @@ type AttemptStanding struct {
 type WorkerStanding struct {
 	Drain    bool
 	Attempts []AttemptStanding
+	// Partial: an attempt that is missing goes on; it was not looked up.
+	Partial bool
 }
 
 // EffectBegin asks to perform an external effect.

@@ -12,6 +12,7 @@ import (
 	"github.com/errand-run/errand/shared/placement"
 	"github.com/errand-run/errand/shared/queue"
 	"github.com/errand-run/errand/shared/run"
+	"github.com/errand-run/errand/shared/runtime"
 )
 
 // index is the leader's memory: the queue, the World, what is live and when to wake. It can be rebuilt from the store
@@ -49,6 +50,8 @@ type index struct {
 	losses       []edit   // attempts whose executors are gone, and that could not be taken back yet
 	left         []string // runs of which the store may know more
 	sweep        bool     // look for what became due and nobody told of
+
+	stops map[string]run.Reason // live attempts that are told to end
 }
 
 // tracked is a run that the index holds.
@@ -155,6 +158,7 @@ func newIndex(cfg Config) *index {
 		lastTurn:    make(map[string]string),
 		targets:     make(map[string]map[string]struct{}),
 		workers:     make(map[string]*worker),
+		stops:       make(map[string]run.Reason),
 		boxes:       make(map[string]*outbox),
 		removal:     &retention{next: 1}, // what is there to remove is not known yet
 	}
@@ -276,6 +280,7 @@ func (ix *index) set(p *Plane, r *run.Record, gone bool) (turn bool, after effec
 		l := ix.hold(p, r, t)
 		if l.stop == "" && r.Stop != nil {
 			l.stop = r.Stop.Reason
+			ix.stops[runtime.AttemptID(l.id, l.n)] = l.stop
 			after = effect{stop: true, target: l.target, n: l.n, reason: l.stop, grace: r.Due.Sub(r.UpdatedAt) - p.cfg.WorkerLease}
 		}
 	}
@@ -451,6 +456,7 @@ func (ix *index) hold(p *Plane, r *run.Record, t *tracked) *live {
 // release takes a live attempt out.
 func (ix *index) release(t *tracked, r *run.Record) {
 	l := t.live
+	delete(ix.stops, runtime.AttemptID(l.id, l.n))
 	ix.world.Release(l.id)
 	ix.box(l.node).remove(l.id)
 	if set := ix.targets[l.target]; set != nil {

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/errand-run/errand/shared/run"
 	"github.com/errand-run/errand/shared/store"
 )
 
@@ -32,16 +33,17 @@ type leadDoc struct {
 	URL    string `json:"url,omitempty"`   // where the holder answers what only it knows; "" where nobody can reach it
 	Fleet  uint64 `json:"fleet,omitempty"` // what it holds declared, see fingerprint
 	Load   *load  `json:"load,omitempty"`  // how much waits and runs
-	Given  bool   `json:"given,omitempty"` // resigned: free to take
+
+	Stops map[string]run.Reason `json:"stops,omitempty"` // attempts that are told to end, and why
+	Given bool                  `json:"given,omitempty"` // resigned: free to take
 }
 
 // lead is this process's part in the lease. Step is called by the loop; the rest from anywhere.
 type lead struct {
 	store store.Store
 	name  string
-	url   string        // of this process, for others
-	fleet func() uint64 // what this process holds declared; nil for nothing to tell
-	load  func() *load  // likewise, how much waits and runs here
+	url   string         // of this process, for others
+	tell  func(*leadDoc) // adds what the others are told; nil for nothing
 
 	// known is what everybody asks for all the time: nobody who asks waits while the lease is read or written.
 	known atomic.Pointer[standing]
@@ -187,11 +189,8 @@ func (l *lead) Leader() leadDoc { return l.known.Load().leader }
 
 // write takes or renews.
 func (l *lead) write(ctx context.Context, expect int64, doc leadDoc, mono time.Duration) error {
-	if doc.URL = l.url; l.fleet != nil {
-		doc.Fleet = l.fleet()
-	}
-	if l.load != nil && !l.store.Exclusive() {
-		doc.Load = l.load()
+	if doc.URL = l.url; l.tell != nil && !l.store.Exclusive() {
+		l.tell(&doc)
 	}
 	if err := l.put(ctx, expect, doc, mono); err != nil || l.seen != expect+1 {
 		l.holds = false

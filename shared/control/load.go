@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"maps"
 	"slices"
+
+	"github.com/errand-run/errand/shared/run"
 )
 
 // load is how much waits and runs, as the leader tells it in its lease: other processes hold submissions against quotas
@@ -16,11 +18,24 @@ type load struct {
 // maxLoad bounds the names of each kind: those with the most.
 const maxLoad = 200
 
-// currentLoad is what the index holds.
-func (p *Plane) currentLoad() *load {
+// maxStops bounds the attempts that the lease tells to end; the others hear of it when their process is asked.
+const maxStops = 500
+
+// tellInLease adds to the lease what processes that do not lead go by.
+func (p *Plane) tellInLease(doc *leadDoc) {
+	doc.Fleet = p.declared.fingerprint()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return &load{Tenants: most(p.ix.tenants), Agents: most(p.ix.agents)}
+	doc.Load = &load{Tenants: most(p.ix.tenants), Agents: most(p.ix.agents)}
+	for id, reason := range p.ix.stops {
+		if len(doc.Stops) == maxStops {
+			break
+		}
+		if doc.Stops == nil {
+			doc.Stops = make(map[string]run.Reason)
+		}
+		doc.Stops[id] = reason
+	}
 }
 
 // most are the largest tallies.

@@ -160,6 +160,8 @@ type Plane struct {
 	mu  sync.Mutex // guards ix
 	ix  *index     // the leader's memory
 	led *lead
+	// vouched is until when a worker's heartbeats need no look at the store, on the monotonic clock; guarded by mu.
+	vouched map[string]time.Duration
 	// logs counts, in a process that does not lead, what attempts logged by it; guarded by mu.
 	logs map[string]*logged
 	// relay keeps what the process that leads is to be told.
@@ -197,7 +199,7 @@ func New(cfg Config) (*Plane, error) {
 		startCh:  make(chan struct{}, 16),
 	}
 	p.led = newLead(p.store, cfg.Name)
-	p.led.url, p.led.fleet, p.led.load = cfg.Advertise, p.declared.fingerprint, p.currentLoad
+	p.led.url, p.led.tell = cfg.Advertise, p.tellInLease
 	p.open = &fleet.Target{Meta: fleet.Meta{Name: openTarget}, Runtime: fleet.RuntimePoll, Shapes: fleet.Shapes()}
 	p.open.SetDefaults()
 	return p, nil

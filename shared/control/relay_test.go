@@ -224,6 +224,9 @@ func TestAClaim(t *testing.T) {
 		if _, err := d.b.Cancel(t.Context(), r.ID, CancelRequest{}); err != nil {
 			t.Fatal(err)
 		}
+		d.deliver()
+		d.passing(leadRenew + 2*time.Second) // the leader tells it in its lease
+		d.others()
 		s, err := d.c.Beat(t.Context(), WorkerBeat{Worker: "w1", Target: "pool", Agents: []string{"echo"}, Slots: 1, Attempts: []string{a.ID()}})
 		if err != nil || len(s.Attempts) != 1 || !s.Attempts[0].Cancel {
 			t.Fatalf("heartbeat: %+v, %v", s, err)
@@ -751,4 +754,36 @@ func TestWhoTakesOverAStoreThatIsSlowKeepsTheLead(t *testing.T) {
 	if _, live := p.ix.runs[r.ID]; !live {
 		t.Error("it does not know what lives")
 	}
+}
+
+func TestHeartbeatsAtAProcessThatDoesNotLeadReadLittle(t *testing.T) {
+	d := newDistrict(t, agentNamed("echo"), cloudTarget("pool", fleet.Pool))
+	r := d.submit(Submission{Agent: "echo"})
+	a := d.last()
+	if _, err := d.b.Claim(t.Context(), Claim{Attempt: a.ID(), Worker: "w1", Ticket: a.Ticket}); err != nil {
+		t.Fatal(err)
+	}
+	d.deliver()
+	beat := func() WorkerStanding {
+		t.Helper()
+		s, err := d.c.Beat(t.Context(), WorkerBeat{Worker: "w1", Target: "pool", Agents: []string{"echo"}, Slots: 1, Attempts: []string{a.ID(), r.ID + ".9"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	if s := beat(); s.Partial || len(s.Attempts) != 1 {
+		t.Errorf("the first answer is %+v, want a whole one of the attempt that is its own", s)
+	}
+	for d.passing(5 * time.Second); ; d.passing(5 * time.Second) {
+		s := beat()
+		d.deliver()
+		if !s.Partial {
+			break
+		}
+		if len(s.Attempts) != 0 {
+			t.Errorf("answer %+v, want nothing said of attempts that go on", s)
+		}
+	}
+	wantState(t, d.get(r.ID), run.Running, "") // the leader has heard that it lives
 }

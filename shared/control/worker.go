@@ -297,7 +297,14 @@ func (p *Plane) Beat(ctx context.Context, b WorkerBeat) (WorkerStanding, error) 
 			return standing, notLeading("heartbeat") // an answer from here would tell the worker that nothing is its own
 		}
 		p.tellBeat(b)
-		return p.standingOf(ctx, b.Worker, b.Attempts)
+		if p.vouchedFor(b.Worker) {
+			return p.standingTold(b.Attempts), nil
+		}
+		standing, err := p.standingOf(ctx, b.Worker, b.Attempts)
+		if err == nil {
+			p.vouch(b.Worker)
+		}
+		return standing, err
 	}
 	for key, state := range p.snapshotsOf(&b) {
 		if err := p.saveSession(ctx, key, state); err != nil {
@@ -355,6 +362,39 @@ func (p *Plane) Beat(ctx context.Context, b WorkerBeat) (WorkerStanding, error) 
 		standing.Attempts = append(standing.Attempts, more.Attempts...)
 	}
 	return standing, nil
+}
+
+// vouchEvery is how long a process that does not lead answers a worker's heartbeats by what the leader tells in its
+// lease, before it reads of each attempt again whether it is still the worker's: a read of each with every heartbeat would
+// cost more than the runs. Until then a fence refuses what an attempt says that has lost its run.
+const vouchEvery = 30 * time.Second
+
+func (p *Plane) vouchedFor(worker string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	until, known := p.vouched[worker]
+	return known && p.cfg.Monotonic() < until
+}
+
+func (p *Plane) vouch(worker string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.vouched == nil || len(p.vouched) >= maxWorkers {
+		p.vouched = make(map[string]time.Duration)
+	}
+	p.vouched[worker] = p.cfg.Monotonic() + vouchEvery
+}
+
+// standingTold answers a worker by what the leader has told: which attempts are to end.
+func (p *Plane) standingTold(attempts []string) WorkerStanding {
+	standing := WorkerStanding{Partial: true}
+	stops := p.led.Leader().Stops
+	for _, id := range attempts {
+		if reason, told := stops[id]; told {
+			standing.Attempts = append(standing.Attempts, AttemptStanding{ID: id, Cancel: true, CancelReason: reason})
+		}
+	}
+	return standing
 }
 
 // standingOf answers a worker from the store.

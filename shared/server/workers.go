@@ -179,7 +179,7 @@ func (s *Server) workerBeat(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	out := api.WorkerStanding{Drain: got.Drain, Attempts: make([]api.AttemptStanding, 0, len(got.Attempts))}
+	out := api.WorkerStanding{Drain: got.Drain, Partial: got.Partial, Attempts: make([]api.AttemptStanding, 0, len(got.Attempts))}
 	for _, a := range got.Attempts {
 		out.Attempts = append(out.Attempts, api.AttemptStanding{
 			ID: a.ID, Standing: api.Standing{Deadline: timeOf(a.Deadline), Cancel: a.Cancel, CancelReason: string(a.CancelReason)},
