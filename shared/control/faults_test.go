@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"sync"
 	"testing"
 	"time"
 
@@ -17,7 +18,10 @@ import (
 type doubtful struct {
 	store.Store
 	applied, failed int
-	reads, dues     int
+	reads           int
+
+	mu   sync.Mutex // what is due is read shard by shard, several at a time
+	dues int
 }
 
 var errLine = errors.New("line is down")
@@ -367,16 +371,27 @@ func TestWakeUpsThatCouldNotBeReadAreReadLater(t *testing.T) {
 	}
 	h.settle()
 	s := doubt(h)
-	s.dues = 2
+	s.failDues(2)
 	h.pass(10*time.Minute + 6*time.Second)
-	s.dues = 0
+	s.failDues(0)
 	h.pass(2 * time.Second)
 	wantState(t, h.get(r.ID), run.Failed, run.DeadlineExceeded)
 }
 
+func (s *doubtful) failDues(n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.dues = n
+}
+
 func (s *doubtful) Due(ctx context.Context, shard uint8, until, afterWake int64, afterID string, limit int) ([]store.Doc, error) {
-	if s.dues > 0 {
+	s.mu.Lock()
+	fails := s.dues > 0
+	if fails {
 		s.dues--
+	}
+	s.mu.Unlock()
+	if fails {
 		return nil, errLine
 	}
 	return s.Store.Due(ctx, shard, until, afterWake, afterID, limit)

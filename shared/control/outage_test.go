@@ -177,7 +177,7 @@ func TestALoopThatMeetsAnOutageTriesAgainInAMoment(t *testing.T) {
 			h.pass(time.Minute)
 		},
 		"what is due next cannot be read": func(h *house, s *doubtful) {
-			s.dues = 1000
+			s.failDues(1000)
 			h.pass(horizon)
 		},
 	} {

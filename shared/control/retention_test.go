@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -214,13 +215,16 @@ func (h *house) effect(id string, n int, name string) {
 
 // spy sees what is read and written.
 type spy struct {
+	mu sync.Mutex
 	store.Store
 	due     func(shard uint8, limit int)
 	commits func(units []store.Unit)
 }
 
 func (s *spy) Due(ctx context.Context, shard uint8, until, afterWake int64, afterID string, limit int) ([]store.Doc, error) {
+	s.mu.Lock() // several shards are read at a time
 	s.due(shard, limit)
+	s.mu.Unlock()
 	return s.Store.Due(ctx, shard, until, afterWake, afterID, limit)
 }
 

@@ -3,7 +3,6 @@ package node
 import (
 	"context"
 	"fmt"
-	"log/slog"
 
 	"github.com/errand-run/errand/shared/bus/events"
 	"github.com/errand-run/errand/shared/control"
@@ -11,9 +10,11 @@ import (
 
 // outbound tells outsiders what this node writes of runs: every event is told by the process that wrote it.
 type outbound struct {
-	sender *events.Sender
-	cancel context.CancelFunc
-	done   chan struct{}
+	plane    *control.Plane
+	giveUp   context.CancelFunc // ends the watch with what it still holds
+	followed chan struct{}      // closed when the watch is over
+	finish   context.CancelFunc // lets the sender tell what waits, and end
+	sent     chan struct{}      // closed when it has
 }
 
 // watchBuffer is how far it may lag behind before it is cut off.
@@ -31,33 +32,32 @@ func tellOutsiders(o *Options, plane *control.Plane) (*outbound, error) {
 	if err != nil {
 		return nil, err
 	}
-	x := &outbound{sender: sender, done: make(chan struct{})}
-	var ctx context.Context
-	ctx, x.cancel = context.WithCancel(context.Background())
-	changes, end := plane.Watch(ctx, watchBuffer)
+	x := &outbound{plane: plane, followed: make(chan struct{}), sent: make(chan struct{})}
+	following, giveUp := context.WithCancel(context.Background())
+	sending, finish := context.WithCancel(context.Background())
+	x.giveUp, x.finish = giveUp, finish
+	changes, end := plane.Watch(following, watchBuffer)
 	go func() {
-		defer close(x.done)
-		sent := make(chan struct{})
-		go func() {
-			defer close(sent)
-			sender.Run(ctx)
-		}()
+		defer close(x.sent)
+		sender.Run(sending)
+	}()
+	go func() {
+		defer close(x.followed)
 		for {
-			x.follow(ctx, changes)
+			follow(following, changes, sender)
 			end()
-			if ctx.Err() != nil || plane.Stopped() {
-				break
+			if following.Err() != nil || plane.Stopped() {
+				return
 			}
-			o.Logger.Warn("events of runs were lost: more happened than could be told", slog.String("cell", o.Events))
-			changes, end = plane.Watch(ctx, watchBuffer)
+			o.Logger.Warn("events of runs were lost: more happened than could be told", "cell", o.Events)
+			changes, end = plane.Watch(following, watchBuffer)
 		}
-		<-sent
 	}()
 	return x, nil
 }
 
-// follow sends until the context ends or the watch is cut.
-func (x *outbound) follow(ctx context.Context, changes <-chan control.Change) {
+// follow sends until the watch is cut or over, and all that it held is sent; or until the context ends.
+func follow(ctx context.Context, changes <-chan control.Change, sender *events.Sender) {
 	for {
 		select {
 		case <-ctx.Done():
@@ -67,17 +67,22 @@ func (x *outbound) follow(ctx context.Context, changes <-chan control.Change) {
 				return
 			}
 			if c.Run != nil && len(c.Events) > 0 {
-				x.sender.Send(c.Run, c.Events)
+				sender.Send(c.Run, c.Events)
 			}
 		}
 	}
 }
 
-// close tells what waits, within the sender's bound.
+// close tells what waits, within the sender's bound. The watch of a plane that has stopped is over.
 func (x *outbound) close() {
 	if x == nil {
 		return
 	}
-	x.cancel()
-	<-x.done
+	if !x.plane.Stopped() {
+		x.giveUp()
+	}
+	<-x.followed
+	x.giveUp()
+	x.finish()
+	<-x.sent
 }
