@@ -274,14 +274,19 @@ func attemptsBy(r *run.Record, worker string) int {
 	return n
 }
 
-// agentNamed is a declared agent; one that this process does not know may have been declared at another. Whoever asks for
-// what is not there costs one read of one document.
+// agentNamed is a declared agent.
 func (p *Plane) agentNamed(ctx context.Context, name string) *declaration {
-	x := p.declared.get(fleet.KindAgent, name)
+	return p.declaredNamed(ctx, fleet.KindAgent, name)
+}
+
+// declaredNamed is a declared object; one that this process does not know may have been declared at another. Whoever asks
+// for what is not there costs one read of one document.
+func (p *Plane) declaredNamed(ctx context.Context, kind, name string) *declaration {
+	x := p.declared.get(kind, name)
 	if x != nil || p.store.Exclusive() || !fleet.IsName(name) {
 		return x
 	}
-	_, err := p.store.Get(ctx, store.KindFleet, declaredID(fleet.KindAgent, name))
+	_, err := p.store.Get(ctx, store.KindFleet, declaredID(kind, name))
 	if errors.Is(err, store.ErrNotFound) {
 		return nil
 	}
@@ -291,5 +296,13 @@ func (p *Plane) agentNamed(ctx context.Context, name string) *declaration {
 	if err != nil {
 		p.log.WarnContext(ctx, "read what is declared", "error", err)
 	}
-	return p.declared.get(fleet.KindAgent, name)
+	return p.declared.get(kind, name)
+}
+
+// refresh reads what is declared before it is changed, where another process may have changed it a moment ago.
+func (p *Plane) refresh(ctx context.Context) error {
+	if p.store.Exclusive() {
+		return nil
+	}
+	return p.loadDeclarations(ctx)
 }

@@ -236,7 +236,7 @@ func (p *Plane) ReplayDeadLetter(ctx context.Context, id, through, actor string)
 	if through == "" {
 		return Submitted{}, &Refusal{Code: CodeInvalid, Detail: "the dead letter was not replayed", Faults: []Fault{{"trigger", "missing: nobody knows the trigger of this message; name one"}}}
 	}
-	x := p.declared.get(fleet.KindTrigger, through)
+	x := p.declaredNamed(ctx, fleet.KindTrigger, through)
 	if x == nil {
 		return Submitted{}, refuse(CodeNotFound, "there is no trigger %.80s to replay the message through", through)
 	}

@@ -373,6 +373,9 @@ func (p *Plane) Apply(ctx context.Context, objects []fleet.Object, opts ApplyOpt
 		return nil, &Refusal{Code: CodeInvalid, Detail: "nothing was applied", Faults: faults}
 	}
 	// 2. What changes.
+	if err := p.refresh(ctx); err != nil {
+		return nil, fmt.Errorf("apply: %w", err)
+	}
 	results := make([]Applied, 0, len(objects))
 	unit := store.Unit{Token: p.newID()}
 	var changed []*declaration
@@ -553,6 +556,9 @@ func (p *Plane) deletable(x *declaration) error {
 
 // Delete takes an object out of the fleet. revision, if not 0, must be the current one.
 func (p *Plane) Delete(ctx context.Context, kind, name string, revision int64, _ string) error {
+	if err := p.refresh(ctx); err != nil {
+		return fmt.Errorf("delete %s %s: %w", strings.ToLower(kind), name, err)
+	}
 	x := p.declared.get(kind, name)
 	switch {
 	case x == nil:
@@ -579,6 +585,9 @@ func (p *Plane) Delete(ctx context.Context, kind, name string, revision int64, _
 
 // PauseAgent stops or allows starts of an agent's runs. Runs that have started go on.
 func (p *Plane) PauseAgent(ctx context.Context, name string, paused bool, actor string) error {
+	if err := p.refresh(ctx); err != nil {
+		return fmt.Errorf("pause agent %s: %w", name, err)
+	}
 	x := p.declared.get(fleet.KindAgent, name)
 	if x == nil {
 		return refuse(CodeNotFound, "there is no agent %s", name)
@@ -619,8 +628,8 @@ func (p *Plane) Declared(_ context.Context, kind string) ([]Declared, error) {
 }
 
 // DeclaredOne returns one object with its status.
-func (p *Plane) DeclaredOne(_ context.Context, kind, name string) (Declared, error) {
-	x := p.declared.get(kind, name)
+func (p *Plane) DeclaredOne(ctx context.Context, kind, name string) (Declared, error) {
+	x := p.declaredNamed(ctx, kind, name)
 	if x == nil {
 		return Declared{}, refuse(CodeNotFound, "there is no %s %s", strings.ToLower(kind), name)
 	}

@@ -160,6 +160,8 @@ type Plane struct {
 	mu  sync.Mutex // guards ix
 	ix  *index     // the leader's memory
 	led *lead
+	// lookedForHook is when a path that no known trigger has may be looked for again, on the monotonic clock; guarded by mu.
+	lookedForHook time.Duration
 	// vouched is until when a worker's heartbeats need no look at the store, on the monotonic clock; guarded by mu.
 	vouched map[string]time.Duration
 	// logs counts, in a process that does not lead, what attempts logged by it; guarded by mu.

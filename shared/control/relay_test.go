@@ -787,3 +787,30 @@ func TestHeartbeatsAtAProcessThatDoesNotLeadReadLittle(t *testing.T) {
 	}
 	wantState(t, d.get(r.ID), run.Running, "") // the leader has heard that it lives
 }
+
+func TestWhatWasDeclaredAMomentAgoAtAnotherProcessIsFound(t *testing.T) {
+	d := newDistrict(t, agentNamed("echo"), cloudTarget("pool", fleet.Pool))
+	trigger := func(name, path string) *fleet.Trigger {
+		tr := &fleet.Trigger{Meta: fleet.Meta{Name: name}, Run: fleet.TriggerRun{Agent: "echo"}}
+		tr.HTTP = &fleet.HTTPSource{Path: path, SecretRef: "env:SECRET"}
+		return tr
+	}
+	if _, err := d.b.Apply(t.Context(), fleetOf(trigger("orders", "orders")), ApplyOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if h, err := d.c.HookAt(t.Context(), "orders"); err != nil || h.Trigger != "orders" {
+		t.Errorf("its path: %+v, %v", h, err)
+	}
+	if _, err := d.p.DeclaredOne(t.Context(), fleet.KindTrigger, "orders"); err != nil {
+		t.Errorf("its name, at the leader: %v", err)
+	}
+	// Somebody else applies at another process what was applied here a moment ago, changed.
+	for i, p := range []*Plane{d.c, d.b, d.c} {
+		if _, err := p.Apply(t.Context(), fleetOf(agentNamed("echo", func(a *fleet.Agent) { a.Version = fmt.Sprint(i) })), ApplyOptions{}); err != nil {
+			t.Errorf("apply %d: %v", i, err)
+		}
+	}
+	if err := d.p.Delete(t.Context(), fleet.KindTrigger, "orders", 0, "ann"); err != nil {
+		t.Errorf("delete: %v", err)
+	}
+}

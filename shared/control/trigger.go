@@ -34,14 +34,38 @@ type Taken struct {
 // Hook is a trigger that takes HTTP requests.
 type Hook struct{ Trigger, SecretRef string }
 
-// HookAt finds the trigger that takes requests at a path.
-func (p *Plane) HookAt(_ context.Context, path string) (Hook, error) {
-	for _, x := range p.declared.list(fleet.KindTrigger) {
-		if t := x.object.(*fleet.Trigger); t.HTTP != nil && t.HTTP.Path == path {
-			return Hook{t.Name(), t.HTTP.SecretRef}, nil
+// HookAt finds the trigger that takes requests at a path. One that was declared at another process is looked for, once a
+// second at most: whoever asks for what is not there proves nothing yet.
+func (p *Plane) HookAt(ctx context.Context, path string) (Hook, error) {
+	h, found := p.hookAt(path)
+	if !found && !p.store.Exclusive() {
+		mono := p.cfg.Monotonic()
+		p.mu.Lock()
+		look := mono >= p.lookedForHook
+		if look {
+			p.lookedForHook = mono + time.Second
+		}
+		p.mu.Unlock()
+		if look {
+			if err := p.loadDeclarations(ctx); err != nil {
+				return h, fmt.Errorf("look for the trigger at %.80q: %w", path, err)
+			}
+			h, found = p.hookAt(path)
 		}
 	}
-	return Hook{}, refuse(CodeNotFound, "no trigger takes requests at %.80q", path)
+	if !found {
+		return h, refuse(CodeNotFound, "no trigger takes requests at %.80q", path)
+	}
+	return h, nil
+}
+
+func (p *Plane) hookAt(path string) (Hook, bool) {
+	for _, x := range p.declared.list(fleet.KindTrigger) {
+		if t := x.object.(*fleet.Trigger); t.HTTP != nil && t.HTTP.Path == path {
+			return Hook{t.Name(), t.HTTP.SecretRef}, true
+		}
+	}
+	return Hook{}, false
 }
 
 // pathsTaken finds triggers of a set, and of what stays declared beside it, that want the same path.
@@ -75,7 +99,7 @@ func (p *Plane) pathsTaken(objects []fleet.Object) []Fault {
 // TakeMessage makes a run of a message, or says why not. A message that was taken before gives its run. One that no repeat will
 // make better is refused until it was refused as often as its trigger says; then it is a dead letter, and taken.
 func (p *Plane) TakeMessage(ctx context.Context, a Arrived) (Taken, error) {
-	x := p.declared.get(fleet.KindTrigger, a.Trigger)
+	x := p.declaredNamed(ctx, fleet.KindTrigger, a.Trigger)
 	if x == nil {
 		return Taken{}, refuse(CodeNotFound, "there is no trigger %.80s; declare it with \"errand apply\"", a.Trigger)
 	}

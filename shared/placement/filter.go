@@ -107,15 +107,16 @@ func runnable(_ *World, r *Request, n *Node) Verdict {
 	return Verdict{}
 }
 
-// identity keeps a run from starting under an identity other than its agent's. Cloud Run is where a target without a
-// stated identity still has one, an unknown one.
+// identity keeps a run from starting under an identity other than its agent's. On Cloud Run a resource runs one agent's
+// program as one identity: a target that states it takes the agents that state the same, and nobody else's work; one that
+// does not still has an identity, an unknown one.
 func identity(_ *World, r *Request, n *Node) Verdict {
 	want, has := r.Agent.Identity, n.Target.Identity
-	if want == "" || want == has || has == "" && n.Target.Runtime != fleet.RuntimeCloudRun {
+	if want == has || (want == "" || has == "") && n.Target.Runtime != fleet.RuntimeCloudRun {
 		return Verdict{}
 	}
 	return Refuse(r, IdentityMismatch, wakeOnTarget, func() string {
-		return fmt.Sprintf("agent %s runs as %s, %s runs as %s", r.Agent.Name(), want, n.say(),
+		return fmt.Sprintf("agent %s runs as %s, %s runs as %s", r.Agent.Name(), or(want, "nobody in particular (it states no identity)"), n.say(),
 			or(has, "an identity that it does not state"))
 	})
 }

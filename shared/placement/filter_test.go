@@ -108,6 +108,10 @@ func TestFilters(t *testing.T) {
 			agent: func(a *fleet.Agent) { a.Identity = "extract@p.iam" }, target: cloud,
 			want: IdentityMismatch, says: "agent extract runs as extract@p.iam, target local runs as an identity that it does not state",
 		},
+		"whoever states no identity takes no slot of a workload that runs as somebody": {
+			target: func(t *fleet.Target) { cloud(t); t.Identity = "other@p.iam" },
+			want:   IdentityMismatch, says: "agent extract runs as nobody in particular (it states no identity), target local runs as other@p.iam",
+		},
 		"a laptop has no service accounts": {agent: func(a *fleet.Agent) { a.Identity = "extract@p.iam" }},
 		"the same identity is fine": {
 			agent: func(a *fleet.Agent) { a.Identity = "x@p.iam" }, target: func(t *fleet.Target) { t.Identity = "x@p.iam" },
