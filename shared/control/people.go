@@ -31,11 +31,16 @@ func (p *Plane) Cancel(ctx context.Context, id string, c CancelRequest) (*run.Re
 			return draft{}, nil
 		}
 		asked := run.Event{Type: run.EvCancelRequested, At: now, Actor: c.Actor, Reason: run.CanceledByRequest, Message: c.Reason}
+		end := run.Event{Type: run.EvCanceled, At: now, Actor: c.Actor, Reason: run.CanceledByRequest, Message: c.Reason}
 		if r.Live() {
 			asked.Attempt, asked.Due = r.Attempt, now.Add(c.Grace+p.cfg.WorkerLease)
-			return draft{events: []run.Event{asked}}, nil
+			if r.State != run.Assigned || !p.isClaimed(r) {
+				return draft{events: []run.Event{asked}}, nil
+			}
+			// Nobody has claimed it, and a claim that comes later is refused: there is nothing to wait for.
+			end.Attempt, end.Class, end.Sure = r.Attempt, run.ClassCanceled, true
 		}
-		end := p.ended(r, run.Event{Type: run.EvCanceled, At: now, Actor: c.Actor, Reason: run.CanceledByRequest, Message: c.Reason})
+		end = p.ended(r, end)
 		return draft{events: []run.Event{asked, end}}, nil
 	}})
 	return o.rec, o.err

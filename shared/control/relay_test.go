@@ -814,3 +814,20 @@ func TestWhatWasDeclaredAMomentAgoAtAnotherProcessIsFound(t *testing.T) {
 		t.Errorf("delete: %v", err)
 	}
 }
+
+func TestACancelOfWhatNobodyHasClaimedIsDoneAtOnce(t *testing.T) {
+	d := newDistrict(t, agentNamed("echo"), cloudTarget("pool", fleet.Pool))
+	r := d.submit(Submission{Agent: "echo"})
+	a := d.last()
+	if _, err := d.b.Cancel(t.Context(), r.ID, CancelRequest{Actor: "ann"}); err != nil {
+		t.Fatal(err)
+	}
+	d.deliver()
+	wantState(t, d.get(r.ID), run.Canceled, run.CanceledByRequest)
+	if _, err := d.c.Claim(t.Context(), Claim{Attempt: a.ID(), Worker: "w1", Ticket: a.Ticket}); !errors.Is(err, run.ErrFenced) {
+		t.Errorf("a claim afterwards: %v", err)
+	}
+	if n := d.p.ix.heldBy("pool"); n != 0 {
+		t.Errorf("%d slots are taken still", n)
+	}
+}
