@@ -83,8 +83,15 @@ func Load(ctx context.Context, lookup func(string) (string, bool)) (*Server, err
 	if _, err := parseBus(s.Bus); err != nil {
 		fault("ERRAND_BUS", s.Bus, "%v", err)
 	}
+	clouds := 0
 	for _, r := range s.Runtime {
+		if r == "none" && len(s.Runtime) > 1 {
+			fault("ERRAND_RUNTIME", strings.Join(s.Runtime, ","), "none stands alone")
+		}
 		if strings.HasPrefix(r, cloudPrefix) {
+			if clouds++; clouds == 2 {
+				fault("ERRAND_RUNTIME", strings.Join(s.Runtime, ","), "one cloudrun:PROJECT/REGION at most: more are control planes of their own")
+			}
 			if _, _, err := parseCloud(r); err != nil {
 				fault("ERRAND_RUNTIME", r, "%v", err)
 			}
@@ -96,11 +103,14 @@ func Load(ctx context.Context, lookup func(string) (string, bool)) (*Server, err
 		}
 	}
 	for name, address := range map[string]string{"ERRAND_URL": s.URL, "ERRAND_ADVERTISE": s.Advertise} {
-		if u, err := url.Parse(address); address != "" && (err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Host == "" || strings.Trim(u.Path, "/") != "" || u.RawQuery != "") {
-			fault(name, address, "want a URL without a path, such as https://errand.example.com")
+		if u, err := url.Parse(address); address != "" && (err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Hostname() == "" || u.User != nil || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "" || !isPort(u.Port(), true)) {
+			if u != nil { // it may hold a password
+				address = u.Redacted()
+			}
+			fault(name, address, "want a URL of scheme, host and port alone, such as https://errand.example.com")
 		}
 	}
-	if _, _, err := net.SplitHostPort(s.RunEndpoint); s.RunEndpoint != "" && err != nil {
+	if _, port, err := net.SplitHostPort(s.RunEndpoint); s.RunEndpoint != "" && (err != nil || !isPort(port, false)) {
 		fault("ERRAND_RUN_ENDPOINT", s.RunEndpoint, "want HOST:PORT")
 	}
 	if host, _, err := net.SplitHostPort(s.Metrics); s.Metrics != "" && (err != nil || !net.ParseIP(host).IsLoopback()) {
@@ -136,6 +146,12 @@ func oneOf(value string, known ...string) error {
 }
 
 const cloudPrefix = "cloudrun:"
+
+// isPort reports whether a text is a port that can be connected to, or nothing where that is optional.
+func isPort(text string, optional bool) bool {
+	n, err := strconv.Atoi(text)
+	return optional && text == "" || err == nil && n > 0 && n <= 65535
+}
 
 // parseCloud reads cloudrun:PROJECT/REGION.
 func parseCloud(text string) (project, region string, err error) {

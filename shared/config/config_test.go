@@ -44,6 +44,12 @@ func TestLoad(t *testing.T) {
 			env:         map[string]string{"ERRAND_RUNTIME": "local,cloudrun:p/europe-west1", "ERRAND_URL": "https://errand.example.com", "ERRAND_RUN_ENDPOINT": "127.0.0.1:9"},
 			wantAddress: "127.0.0.1:8080",
 		},
+		"what is there twice, or contradicts itself, or names no place": {
+			env: map[string]string{
+				"ERRAND_RUNTIME": "cloudrun:a/r,cloudrun:b/s,none", "ERRAND_URL": "http://u:secret@h", "ERRAND_ADVERTISE": "http://h:99999", "ERRAND_RUN_ENDPOINT": "foo:bar",
+			},
+			wantErrors: []string{"one cloudrun:PROJECT/REGION at most", "none stands alone", "ERRAND_URL=\"http://u:xxxxx@h\"", "ERRAND_ADVERTISE=", "ERRAND_RUN_ENDPOINT="},
+		},
 		"Cloud Run without a region, an address or an endpoint": {
 			env:        map[string]string{"ERRAND_RUNTIME": "cloudrun:p", "ERRAND_RUN_ENDPOINT": "here", "ERRAND_ADVERTISE": "10.0.0.1:80"},
 			wantErrors: []string{"cloudrun:PROJECT/REGION", "ERRAND_URL", "HOST:PORT", "ERRAND_ADVERTISE"},

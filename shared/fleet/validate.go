@@ -425,9 +425,31 @@ func (c *check) resource(t *Target) {
 		c.text(path, t.Resource, MaxURLLength)
 		if !isCloudRunName(t.Resource) {
 			c.add(path, "%q does not name a Cloud Run resource; want projects/PROJECT/locations/REGION/services/NAME (or jobs, workerPools, instances), or the https address of a service or instance", clip(t.Resource))
+			return
 		}
+		c.hosted(path, t)
 	default:
 		c.text(path, t.Resource, MaxURLLength)
+	}
+}
+
+// hosts are the shapes that a resource of a collection can have. A service of one container stands for an instance where a
+// region has none.
+var hosts = map[string][]Shape{"services": {Service, Instance}, "instances": {Instance, Service}, "workerPools": {Pool}, "jobs": {Job}}
+
+// hosted checks that a resource can be what its target says.
+func (c *check) hosted(path string, t *Target) {
+	parts := strings.Split(t.Resource, "/")
+	region, collection := parts[3], parts[4]
+	for i, s := range t.Shapes {
+		if !slices.Contains(hosts[collection], s) {
+			c.add(At("spec.shapes", i), "%s holds no runs of shape %s; want %s", t.Resource, s, list(hosts[collection]))
+			c.relate(path)
+		}
+	}
+	if t.Region != "" && t.Region != region {
+		c.add("spec.region", "%q is not the region of the resource, which is %s", clip(t.Region), region)
+		c.relate(path)
 	}
 }
 

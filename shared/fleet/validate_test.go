@@ -167,15 +167,21 @@ func TestTargetIsRefused(t *testing.T) {
 		change func(*Target)
 		want   string
 	}{
-		"without a name":                  {func(t *Target) { t.Meta.Name = "" }, "metadata.name"},
-		"without a runtime":               {func(t *Target) { t.Runtime = "" }, "spec.runtime"},
-		"with an unknown runtime":         {func(t *Target) { t.Runtime = "moon" }, "spec.runtime"},
-		"with an unknown shape":           {func(t *Target) { t.Shapes = []Shape{Pool, "lambda"} }, "spec.shapes[1]"},
-		"with a shape twice":              {func(t *Target) { t.Shapes = []Shape{Pool, Pool} }, "spec.shapes[1]"},
-		"without capacity":                {func(t *Target) { t.Capacity.Runs = 0 }, "spec.capacity.runs"},
-		"with negative capacity":          {func(t *Target) { t.Capacity = Capacity{-1, -1, -1} }, "spec.capacity.runs spec.capacity.cpu spec.capacity.memory"},
-		"on http without address":         {func(t *Target) { t.Runtime, t.Shapes = RuntimeHTTP, []Shape{Service} }, "spec.resource"},
-		"on http at a path":               {func(t *Target) { t.Runtime, t.Shapes, t.Resource = RuntimeHTTP, []Shape{Service}, "/run" }, "spec.resource"},
+		"without a name":          {func(t *Target) { t.Meta.Name = "" }, "metadata.name"},
+		"without a runtime":       {func(t *Target) { t.Runtime = "" }, "spec.runtime"},
+		"with an unknown runtime": {func(t *Target) { t.Runtime = "moon" }, "spec.runtime"},
+		"with an unknown shape":   {func(t *Target) { t.Shapes = []Shape{Pool, "lambda"} }, "spec.shapes[1]"},
+		"with a shape twice":      {func(t *Target) { t.Shapes = []Shape{Pool, Pool} }, "spec.shapes[1]"},
+		"without capacity":        {func(t *Target) { t.Capacity.Runs = 0 }, "spec.capacity.runs"},
+		"with negative capacity":  {func(t *Target) { t.Capacity = Capacity{-1, -1, -1} }, "spec.capacity.runs spec.capacity.cpu spec.capacity.memory"},
+		"on http without address": {func(t *Target) { t.Runtime, t.Shapes = RuntimeHTTP, []Shape{Service} }, "spec.resource"},
+		"on http at a path":       {func(t *Target) { t.Runtime, t.Shapes, t.Resource = RuntimeHTTP, []Shape{Service}, "/run" }, "spec.resource"},
+		"on Cloud Run in a shape that its resource cannot have": {func(t *Target) {
+			t.Runtime, t.Shapes, t.Resource = RuntimeCloudRun, []Shape{Job, Pool}, "projects/p/locations/r/jobs/j"
+		}, "spec.shapes[1]"},
+		"on Cloud Run in another region than its resource": {func(t *Target) {
+			t.Runtime, t.Shapes, t.Resource, t.Region = RuntimeCloudRun, []Shape{Job}, "projects/p/locations/r/jobs/j", "mars"
+		}, "spec.region"},
 		"on Cloud Run without a resource": {func(t *Target) { t.Runtime, t.Shapes = RuntimeCloudRun, []Shape{Job} }, "spec.resource"},
 		"on Cloud Run without shapes":     {func(t *Target) { t.Runtime, t.Resource = RuntimeCloudRun, "projects/p/locations/r/jobs/j" }, "spec.shapes"},
 		"on Cloud Run at an address in the open": {func(t *Target) {
