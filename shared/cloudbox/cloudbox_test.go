@@ -45,8 +45,15 @@ func TestMain(m *testing.M) {
 		agent.Main(carry(at))
 		return
 	}
-	os.Exit(m.Run())
+	code := m.Run()
+	if built != "" {
+		_ = os.RemoveAll(built)
+	}
+	os.Exit(code)
 }
+
+// built is the folder of the binaries, once there is one.
+var built string
 
 // binaries builds every command once.
 var binaries = sync.OnceValues(func() (string, error) {
@@ -54,6 +61,7 @@ var binaries = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", err
 	}
+	built = dir
 	cmd := exec.Command("go", "build", "-o", dir+"/", "./services/...", "./jobs/...", "./functions/...")
 	cmd.Dir = top
 	if out, err := cmd.CombinedOutput(); err != nil {
