@@ -91,7 +91,8 @@ func (h *holder) beat(ctx context.Context) {
 		}
 		h.told++
 		for _, id := range h.attempts {
-			if !slices.ContainsFunc(standing.Attempts, func(a api.AttemptStanding) bool { return a.ID == id && !a.Cancel }) {
+			i := slices.IndexFunc(standing.Attempts, func(a api.AttemptStanding) bool { return a.ID == id })
+			if i < 0 && !standing.Partial || i >= 0 && standing.Attempts[i].Cancel {
 				h.lost[id] = true
 			}
 		}
