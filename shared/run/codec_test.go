@@ -4,6 +4,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"math"
 	"strings"
 	"testing"
 
@@ -87,6 +88,8 @@ func TestHistoryReadsBack(t *testing.T) {
 func FuzzDecodeEvents(f *testing.F) {
 	f.Add(EncodeEvents([]Event{{Seq: 1, Type: EvSubmitted, At: t0, Actor: "local"}, {Seq: 2, Type: EvHeld, At: t0 + 1}}))
 	f.Add([]byte{format, 0, 1, 200, 0})
+	nan := math.NaN()
+	f.Add(EncodeEvents([]Event{{Seq: 1, Type: EvScored, At: t0, Score: &nan}}))
 	f.Fuzz(func(t *testing.T, body []byte) {
 		events, err := DecodeEvents(body)
 		if err != nil {

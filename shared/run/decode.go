@@ -20,6 +20,7 @@ var (
 	errShort   = errors.New("it ends too early")
 	errUnknown = errors.New("a field that this program does not know")
 	errLong    = errors.New("a list, a text or the whole is longer than it gets")
+	errNumber  = errors.New("a number that is none")
 )
 
 func (r *reader) fail(err error) {
@@ -78,6 +79,10 @@ func (r *reader) float() float64 {
 	}
 	v := math.Float64frombits(binary.LittleEndian.Uint64(r.b))
 	r.b = r.b[8:]
+	if math.IsNaN(v) || math.IsInf(v, 0) {
+		r.fail(errNumber) // scores and money are finite; what is not equal to itself would not read back
+		return 0
+	}
 	return v
 }
 
