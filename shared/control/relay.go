@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
 	"sync"
@@ -122,15 +121,15 @@ func (p *Plane) Tick(context.Context) (leads bool) {
 	return false
 }
 
-// stepTell sends what the leader is to be told. It reports whether something is left to send.
-func (p *Plane) stepTell(ctx context.Context) (left bool) {
+// stepTell sends what the leader is to be told.
+func (p *Plane) stepTell(ctx context.Context) {
 	if !p.relays() {
 		p.relay.clear() // whoever leads reads the store itself
-		return false
+		return
 	}
 	messages, all := p.relay.take(p.cfg.Monotonic())
 	if len(messages) == 0 {
-		return false
+		return
 	}
 	for i, err := range p.cfg.Bus.Publish(ctx, bus.Control, messages) {
 		if err != nil {
@@ -138,7 +137,6 @@ func (p *Plane) stepTell(ctx context.Context) (left bool) {
 			p.relay.putBack(all[i], p.cfg.Monotonic()+tellAgain)
 		}
 	}
-	return false
 }
 
 func (r *relay) clear() {
@@ -358,11 +356,6 @@ func (p *Plane) followFleet(ctx context.Context) {
 		return
 	}
 	p.fleetSeen = theirs // whatever is there now is newer: the leader hears of it
-}
-
-// describeNotice is for errors.
-func (n notice) String() string {
-	return fmt.Sprintf("%d runs, %d workers, %d signs of life", len(n.Runs), len(n.Beats), len(n.Alive))
 }
 
 // meetAll lets the leader meet the attempts of which it is told before it has heard that another process has begun them:

@@ -37,12 +37,7 @@ func (w *watchers) tell(c Change) {
 	if c.Run == nil {
 		return
 	}
-	for ch := range w.byRun[c.Run.ID] {
-		select {
-		case ch <- struct{}{}:
-		default:
-		}
-	}
+	signalAll(w.byRun[c.Run.ID])
 }
 
 func (w *watchers) close() {
@@ -54,12 +49,7 @@ func (w *watchers) close() {
 		delete(w.all, x)
 	}
 	for _, set := range w.byRun {
-		for ch := range set {
-			select {
-			case ch <- struct{}{}:
-			default:
-			}
-		}
+		signalAll(set)
 	}
 }
 
@@ -86,16 +76,21 @@ func (p *Plane) Watch(_ context.Context, buffer int) (<-chan Change, func()) {
 	}
 }
 
-// signal tells who follows a run that another process has changed it.
-func (w *watchers) signal(id string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for ch := range w.byRun[id] {
+// signalAll wakes each of a set that is not awake already.
+func signalAll(set map[chan struct{}]struct{}) {
+	for ch := range set {
 		select {
 		case ch <- struct{}{}:
 		default:
 		}
 	}
+}
+
+// signal tells who follows a run that another process has changed it.
+func (w *watchers) signal(id string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	signalAll(w.byRun[id])
 }
 
 // followed lists up to limit runs that somebody follows.
