@@ -342,7 +342,7 @@ func (p *Plane) runID(now run.Instant) string {
 	return idEncoding.EncodeToString(b[:])[:20]
 }
 
-// shardOf is the part of the due index that a run stands in until it ends. A store of many processes has the index
+// shardOf is the part of the due index that a run stands in while no executor holds it and it has not ended. A store of many processes has the index
 // spread by the runs' (random or hashed) ids; that of a single one has it in one piece, for the reason above.
 func shardOf(st store.Store, id string) uint8 {
 	if st.Exclusive() {

@@ -208,14 +208,15 @@ func (pd *pending) write(shard uint8) {
 }
 
 // recordWrite is the stored form of a record; expect is the version that it replaces, 0 for a new run, and shard that of
-// the run until it ends: see the retention stage.
+// the run while it is nobody's.
 func recordWrite(r *run.Record, expect int64, shard uint8) store.Write {
 	node := ""
-	if r.Live() {
+	switch {
+	case r.Live():
 		node = nodeOf(r)
-	}
-	if r.State.Terminal() {
-		shard += shards
+		shard += held
+	case r.State.Terminal():
+		shard += ended
 	}
 	return store.Write{Expect: expect, Doc: store.Doc{
 		Kind: store.KindRun, ID: r.ID, Version: r.Seq, Body: run.Encode(r),

@@ -285,7 +285,11 @@ func (p *Plane) stepSweep(ctx context.Context, now run.Instant) {
 		return
 	}
 	from := now.Add(-sweepBack)
-	for shard := range shards {
+	for at := range 2 * shards {
+		shard := at
+		if at >= shards { // a run that was begun elsewhere is held since the first word of it
+			shard = held + at - shards
+		}
 		wake, id := int64(from), "\xff"
 		for {
 			docs, err := p.store.Due(ctx, uint8(shard), int64(until), wake, id, store.MaxPage)

@@ -33,8 +33,14 @@ const (
 	keyWindow    = 24 * time.Hour
 )
 
-// shards are the parts of the due index that hold work; as many again, behind them, hold what has ended.
-const shards = store.Shards / 2
+// The due index has three stretches of shards: work that no executor holds; behind it what has ended; and last what an
+// executor holds. Each is read for itself: whoever takes over has the live runs from the index of their workers, and would
+// read all of them twice.
+const (
+	shards = store.Shards / 3
+	ended  = shards     // added to a run's shard once it has ended
+	held   = 2 * shards // and while an executor holds it
+)
 
 // retainFor is how long finished runs of an agent are kept, as a record has it.
 func retainFor(a *fleet.Agent) int64 {
@@ -160,7 +166,7 @@ func (p *Plane) removeSome(ctx context.Context, t *retention, now run.Instant) (
 	// 1. A few that are due.
 	var docs []store.Doc
 	for t.shard < shards && len(docs) < removeRuns {
-		due, err := p.store.Due(ctx, uint8(shards+t.shard), int64(now), t.wake, t.id, removeRuns-len(docs))
+		due, err := p.store.Due(ctx, uint8(ended+t.shard), int64(now), t.wake, t.id, removeRuns-len(docs))
 		if err != nil {
 			return 0, false, fmt.Errorf("read finished runs: %w", err)
 		}
@@ -172,7 +178,7 @@ func (p *Plane) removeSome(ctx context.Context, t *retention, now run.Instant) (
 		if len(docs) == removeRuns {
 			break
 		}
-		later, err := p.store.Due(ctx, uint8(shards+t.shard), math.MaxInt64, int64(now), "\U0010ffff", 1)
+		later, err := p.store.Due(ctx, uint8(ended+t.shard), math.MaxInt64, int64(now), "\U0010ffff", 1)
 		if err != nil {
 			return 0, false, fmt.Errorf("read finished runs: %w", err)
 		}

@@ -87,8 +87,8 @@ type process struct {
 
 var clouds atomic.Int64
 
-// shards are those of the due index that hold work; as many hold what has ended.
-const shards = store.Shards / 2
+// shards are those of the due index that hold work; as many hold what has ended, and as many what an executor holds.
+const shards = store.Shards / 3
 
 const patience = time.Minute // the emulators are slow on a busy machine
 

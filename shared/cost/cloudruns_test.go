@@ -12,7 +12,6 @@ import (
 	"github.com/errand-run/errand/shared/api"
 	"github.com/errand-run/errand/shared/fleet"
 	"github.com/errand-run/errand/shared/run"
-	"github.com/errand-run/errand/shared/store"
 )
 
 // typical is a run as there are many.
@@ -149,7 +148,7 @@ func (c *cloud) remove(n int) removalBill {
 	// 1. What of the looks finds something: those reads are the runs' own.
 	look := c.openStore()
 	finished := func() (full int) {
-		for shard := shards; shard < store.Shards; shard++ {
+		for shard := shards; shard < 2*shards; shard++ {
 			docs, err := look.Due(c.t.Context(), uint8(shard), math.MaxInt64, 0, "", 1)
 			if err != nil {
 				c.t.Fatal(err)
@@ -175,9 +174,9 @@ func (c *cloud) remove(n int) removalBill {
 		last = now
 		return still
 	}, 50*time.Millisecond)
-	// 3. What it took, without the looks: for work that nobody told of (a tick), for work of the next minutes, for what is
+	// 3. What it took, without the looks: for work that nobody told of (a tick), idle and held, for work of the next minutes, for what is
 	// to be removed, and for when the next is.
 	b := c.bill().minus(before)
-	reads := b.reads - 4*shards + int64(full)
+	reads := b.reads - 5*shards + int64(full)
 	return removalBill{float64(reads) / float64(n), float64(b.deletes) / float64(n)}
 }

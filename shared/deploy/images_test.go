@@ -93,9 +93,14 @@ func TestImages(t *testing.T) {
 	if err := os.RemoveAll(folder); err != nil {
 		t.Fatal(err)
 	}
-	// 1. Build.
+	// 1. Build. ko makes a reference of the folder's name as it is given, and references have no capitals: as seen from the
+	// top of the repository, the path says nothing of where that is.
 	found := commands(t)
-	args := []string{"run", ko, "build", "-B", "--push=false", "--sbom=spdx", "--sbom-dir", filepath.Join(folder, "sbom"), "--oci-layout-path", folder}
+	layout, err := filepath.Rel(root(t), folder)
+	if err != nil || layout != strings.ToLower(layout) {
+		t.Fatalf("%s=%s: name a folder in this repository, in small letters (%v)", envImages, folder, err)
+	}
+	args := []string{"run", ko, "build", "-B", "--push=false", "--sbom=spdx", "--sbom-dir", filepath.Join(folder, "sbom"), "--oci-layout-path", layout}
 	for _, name := range sorted(found) {
 		args = append(args, found[name])
 	}

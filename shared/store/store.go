@@ -48,7 +48,7 @@ func (k Kind) String() string {
 }
 
 // Shards is the number of key ranges over which the due index is spread (see [Store.Due]).
-const Shards = 64
+const Shards = 96
 
 // Limits of the port. A driver refuses more with [ErrTooLarge]; a caller never builds more.
 const (
