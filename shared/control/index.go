@@ -301,10 +301,11 @@ func (ix *index) set(p *Plane, r *run.Record, gone bool) (turn bool, after effec
 	return turn, after
 }
 
-// wakeOf is when the loop must look at a run: for a queued one the end of its time in the queue.
+// wakeOf is when the loop must look at a run: for one that the store's index has as due since long, so that it is found,
+// the end of its time.
 func (ix *index) wakeOf(r *run.Record) run.Instant {
 	switch {
-	case r.State == run.Queued:
+	case r.State == run.Queued, r.State == run.Waiting, r.State == run.Compensating, r.Kind != run.KindAgent && !r.State.Terminal():
 		return run.Earliest(r.Due, r.Deadline)
 	case r.State == run.Running && r.Stop == nil:
 		if t := ix.runs[r.ID]; t != nil && t.live != nil && t.live.silence > 0 {

@@ -23,7 +23,7 @@ func (s *Spec) Validate() error {
 		{"version", s.Version, MaxName, false}, {"key", s.Key, MaxKey, false}, {"request hash", s.Hash, MaxName, false},
 		{"unit", s.Unit, MaxKey, false}, {"parent", s.Parent, MaxName, false}, {"root", s.Root, MaxName, false},
 		{"stage", s.Stage, MaxName, false}, {"retryOf", s.RetryOf, MaxName, false}, {"session", s.Session, MaxName, false},
-		{"trace", s.Trace, MaxKey, false},
+		{"trace", s.Trace, MaxKey, false}, {"of", s.Of, MaxName, s.Mode != ""},
 	} {
 		if f.needed && f.value == "" {
 			return fmt.Errorf("run %s: %s is missing: %w", s.ID, f.name, ErrInvalid)
@@ -49,9 +49,22 @@ func (s *Spec) Validate() error {
 	if err := s.Input.check("input"); err != nil {
 		return fmt.Errorf("run %s: %w", s.ID, err)
 	}
+	for _, g := range s.Groups {
+		if err := checkText("group", g.Key, MaxKey); err != nil || g.Key == "" || g.Max < 1 {
+			return fmt.Errorf("run %s: group %q of %d runs; want a name and 1 or more: %w", s.ID, Clip(g.Key, 64), g.Max, ErrInvalid)
+		}
+	}
 	switch {
 	case s.Kind != "" && s.Kind != KindAgent && s.Kind != KindWorkflow && s.Kind != KindJob:
 		return fmt.Errorf("run %s: kind %q; want agent, workflow or job: %w", s.ID, Clip(string(s.Kind), 64), ErrInvalid)
+	case s.Mode != "" && s.Mode != ModeCompensate:
+		return fmt.Errorf("run %s: mode %q; want compensate, or none: %w", s.ID, Clip(s.Mode, 64), ErrInvalid)
+	case s.Depth < 0 || s.Depth > MaxDepth:
+		return fmt.Errorf("run %s: %d runs above it, the limit is %d: a run calls another that calls the first, perhaps: %w", s.ID, s.Depth, MaxDepth, ErrTooLarge)
+	case s.Item < 0 || s.Item >= MaxChildren:
+		return fmt.Errorf("run %s: item %d of its stage; %d may be: %w", s.ID, s.Item, MaxChildren, ErrTooLarge)
+	case len(s.Groups) > MaxGroups:
+		return fmt.Errorf("run %s: it is in %d groups, the limit is %d: %w", s.ID, len(s.Groups), MaxGroups, ErrTooLarge)
 	case s.Priority < 0 || s.Priority > MaxPriority:
 		return fmt.Errorf("run %s: priority %d; want 0 to %d: %w", s.ID, s.Priority, MaxPriority, ErrInvalid)
 	case s.CreatedAt < 1 || s.NotBefore < 0 || s.Deadline < 0 || s.RetainFor < 0:
@@ -66,7 +79,7 @@ func (s *Spec) Validate() error {
 func (e *Event) check() error {
 	// 1. Every field that it has is within its bounds.
 	for _, f := range []struct{ name, value string }{
-		{"actor", e.Actor}, {"target", e.Target}, {"worker", e.Worker}, {"node", e.Node}, {"code", e.Code},
+		{"actor", e.Actor}, {"target", e.Target}, {"stage", e.Stage}, {"worker", e.Worker}, {"node", e.Node}, {"code", e.Code},
 	} {
 		if err := checkText(f.name, f.value, MaxName); err != nil {
 			return err
@@ -148,6 +161,9 @@ func (p *Park) check() error {
 	default:
 		return fmt.Errorf("a run waits for timer, input, children or gate, not %q: %w", Clip(string(p.On), 64), ErrInvalid)
 	}
+	if p.Size < 0 || p.Size > MaxChildren || p.Need < 0 || p.Need > p.Size || p.Tolerate < 0 {
+		return fmt.Errorf("a run waits for %d children, %d of them to succeed and %d at most to fail; %d children may be: %w", p.Size, p.Need, p.Tolerate, MaxChildren, ErrTooLarge)
+	}
 	if p.Until < 0 || p.Seq < 0 {
 		return fmt.Errorf("a run waits until %d at step %d: %w", p.Until, p.Seq, ErrInvalid)
 	}
@@ -220,7 +236,7 @@ func (e *Event) weight() int {
 	text := func(s string) int { return 3 + len(s) }
 	payload := func(p *Payload) int { return 16 + len(p.Inline) + text(p.Ref) }
 	n := 160 + len(e.Type) + len(e.Reason) + len(e.Class) + len(e.Detail) + text(e.Actor) + text(e.Target) +
-		text(e.Worker) + text(e.Node) + text(e.Code) + text(e.Message)
+		text(e.Worker) + text(e.Stage) + text(e.Node) + text(e.Code) + text(e.Message)
 	if e.Output != nil {
 		n += payload(e.Output)
 	}

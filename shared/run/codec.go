@@ -12,7 +12,8 @@ import (
 // number 0. Instants are told from the record's creation on, and a text that occurs again, or that is one of the
 // kernel's own words, is a reference to it.
 //
-// Numbers of fields and the order of words are part of the form: new ones go to the end.
+// Numbers of fields and the words are part of the form: new fields get new numbers, and there are no new words, for texts
+// that came before are numbered behind them.
 
 // format is the first byte of what is stored.
 const format = 1
@@ -152,6 +153,7 @@ func EncodeEvents(events []Event) []byte {
 
 func (w *writer) record(r *Record) {
 	w.spec(&r.Spec)
+	w.text(30, r.Flow)
 	w.num(31, r.Seq)
 	w.text(32, string(r.State))
 	w.text(33, string(r.Reason))
@@ -237,6 +239,15 @@ func (w *writer) spec(s *Spec) {
 	w.text(21, s.Trace)
 	w.float(22, s.BudgetUSD)
 	w.num(23, s.BudgetToken)
+	w.num(24, int64(s.Item))
+	w.num(25, int64(s.Depth))
+	w.count(26, len(s.Groups))
+	for _, g := range s.Groups {
+		w.string(g.Key)
+		w.b = binary.AppendVarint(w.b, int64(g.Max))
+	}
+	w.text(27, s.Mode)
+	w.text(28, s.Of)
 }
 
 func (w *writer) payload(n byte, p Payload) {
@@ -273,6 +284,9 @@ func (w *writer) park(n byte, p *Park) {
 	w.text(3, p.Name)
 	w.at(4, p.Until)
 	w.num(5, int64(p.Seq))
+	w.num(6, int64(p.Size))
+	w.num(7, int64(p.Tolerate))
+	w.num(8, int64(p.Need))
 	w.end()
 }
 
@@ -356,5 +370,6 @@ func (w *writer) event(e *Event) {
 	}
 	w.flag(22, e.Unspent)
 	w.flag(23, e.Sure)
+	w.text(25, e.Stage)
 	w.end()
 }

@@ -318,6 +318,18 @@ func (r *reader) spec(s *Spec, n byte) bool {
 		s.BudgetUSD = r.float()
 	case 23:
 		s.BudgetToken = r.num()
+	case 24:
+		s.Item = int(r.num())
+	case 25:
+		s.Depth = int(r.num())
+	case 26:
+		for range r.count(MaxGroups) {
+			s.Groups = append(s.Groups, Group{Key: r.text(), Max: int(r.num())})
+		}
+	case 27:
+		s.Mode = r.text()
+	case 28:
+		s.Of = r.text()
 	default:
 		return false
 	}
@@ -376,6 +388,12 @@ func (r *reader) park() *Park {
 			p.Until = r.at()
 		case 5:
 			p.Seq = int(r.num())
+		case 6:
+			p.Size = int(r.num())
+		case 7:
+			p.Tolerate = int(r.num())
+		case 8:
+			p.Need = int(r.num())
 		default:
 			return false
 		}
@@ -525,6 +543,8 @@ func (r *reader) event(e *Event) {
 			e.Sure = true
 		case 24:
 			made = true
+		case 25:
+			e.Stage = r.text()
 		default:
 			return false
 		}

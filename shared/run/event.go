@@ -27,6 +27,8 @@ const (
 	EvSuspended       EventType = "suspended"
 	EvResumed         EventType = "resumed"
 	EvScored          EventType = "scored"
+	EvBegan           EventType = "began"
+	EvAdvanced        EventType = "advanced"
 )
 
 // Event is one entry of a run's history. Fields that a type does not use are empty; the transition table says which
@@ -40,6 +42,7 @@ type Event struct {
 
 	Target  string
 	Worker  string
+	Stage   string // of a workflow
 	Node    string // see Attempt.Node
 	Reason  Reason
 	Class   Class

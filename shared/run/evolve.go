@@ -123,6 +123,13 @@ func (r *Record) fold(e *Event) {
 		r.Park = nil // the next attempt asks for it again
 	case EvScored:
 		r.Score = e.Score
+	case EvBegan:
+		r.Park = nil
+		if r.StartedAt == 0 {
+			r.StartedAt = e.At
+		}
+	case EvAdvanced:
+		r.Flow, r.Message = e.Stage, e.Message
 	}
 	if e.Type == EvWoken {
 		r.takeSignal(e)

@@ -25,8 +25,11 @@ const (
 	MaxReturned    = 50       // attempts given back before a run counts as poison
 	MaxLabels      = 32
 	MaxLabelBytes  = 4 << 10 // bytes of all keys and values of labels
-	MaxUSD         = 1e9     // of one report or budget
-	MaxTokens      = 1e15    // of one report or budget
+	MaxGroups      = 2
+	MaxDepth       = 16     // parents above a run
+	MaxChildren    = 10_000 // of one stage or step
+	MaxUSD         = 1e9    // of one report or budget
+	MaxTokens      = 1e15   // of one report or budget
 	MaxPriority    = 100
 	MaxRecord      = 64<<10 + 2*MaxInline // bytes of an encoded record, whatever happens to a run
 )
@@ -71,14 +74,30 @@ type Spec struct {
 	Deadline  Instant // the run ends failed at this instant
 	RetainFor int64   // milliseconds that a finished run is kept; 0 for ever
 
-	Parent      string
-	Root        string
-	Stage       string
+	Parent string
+	Root   string
+	Stage  string // of the parent: the stage or step that called for this run
+	Item   int    // among the runs of that stage, from 0
+	Depth  int    // parents above it
+	Groups []Group
+	// Mode is what its attempts are for, Of the run that it is about: see ModeCompensate.
+	Mode string
+	Of   string
+
 	RetryOf     string
 	Session     string
 	Trace       string // W3C traceparent of the submitter
 	BudgetUSD   float64
 	BudgetToken int64
+}
+
+// ModeCompensate is the mode of a run that undoes the committed effects of another one, under the same unit of work.
+const ModeCompensate = "compensate"
+
+// Group is a set of runs of which so many at most have an attempt at a time.
+type Group struct {
+	Key string // unique in the tenant
+	Max int
 }
 
 // WorkUnit is what receipts belong to: the unit, else the run itself.
@@ -163,6 +182,8 @@ type Park struct {
 	Name  string  // name of the signal, for input
 	Until Instant // wakes at the latest then; 0 for no limit
 	Seq   int     // of the step, in the order of the run's steps
+	// Of children: how many they are, how many may fail, and how many successes suffice, 0 for all.
+	Size, Tolerate, Need int
 }
 
 // Stop is an order to a live attempt to end.
@@ -205,6 +226,7 @@ type Record struct {
 	Due Instant
 
 	Output  Payload
+	Flow    string // of a workflow: the stage that it is in
 	Park    *Park
 	Stop    *Stop
 	Signals []Signal
@@ -216,15 +238,7 @@ type Record struct {
 }
 
 // Live reports whether an attempt exists that has not ended.
-func (r *Record) Live() bool {
-	switch r.State {
-	case Assigned, Running:
-		return true
-	case Canceling:
-		return r.Target != ""
-	}
-	return false
-}
+func (r *Record) Live() bool { return r.Target != "" }
 
 // Holder is the number of the attempt that may still report, or 0. An attempt that was told to stop because its time
 // is over holds nothing: its successor must not find anything of it later.
@@ -244,11 +258,21 @@ func (r *Record) Current() *Attempt {
 }
 
 // WakeAt is when the control plane must look at the run again even if nothing happens; 0 for never. A queued run is
-// due since it was queued, so that whoever takes over the queue finds it by the same index as every timer.
+// due since it was queued, so that whoever takes over the queue finds it by the same index as every timer; likewise a
+// run that goes on when its children do, and one that its parent's end would end.
 func (r *Record) WakeAt() Instant {
+	if !r.executes() && (r.State == Running || r.State == Canceling) {
+		return r.UpdatedAt
+	}
 	switch r.State {
 	case Queued:
 		return r.QueuedAt
+	case Compensating:
+		return r.UpdatedAt
+	case Waiting:
+		if r.Parent != "" || r.Park != nil && r.Park.On == OnChildren {
+			return r.UpdatedAt
+		}
 	case Succeeded, Failed, Canceled:
 		return r.Due
 	case Suspended:
@@ -320,8 +344,10 @@ func (r *Record) incoherent() string {
 		return "it names a target for no live attempt"
 	case r.Target != "" && cur.StartedAt != 0 && r.Spent == 0:
 		return "its attempt started and spent nothing"
-	case r.Target == "" && (r.State == Assigned || r.State == Running):
+	case r.Target == "" && (r.State == Assigned || r.State == Running && r.executes()):
 		return "its attempt has no target"
+	case r.Target != "" && !r.executes():
+		return "a workflow has no attempt"
 	case (r.State == Waiting) != (r.Park != nil):
 		return "what it waits for and its state differ"
 	}

@@ -36,7 +36,9 @@ var Table = []Transition{
 	{Event: EvStarted, From: []State{Assigned}, To: Running, Fenced: true, Doc: "The attempt confirmed its start and is spent. Due: the attempt's deadline."},
 	{Event: EvStopRequested, From: live, Fenced: true, Doc: "The attempt is told to end and may report nothing more. Due: when it counts as dead."},
 	{Event: EvReleased, From: live, To: Queued, Fenced: true, Doc: "The worker handed the run back (drain); the attempt is given back."},
-	{Event: EvParked, From: []State{Running}, To: Waiting, Fenced: true, Doc: "The attempt ended to wait for children, a gate, a timer or a signal; nothing is spent."},
+	{Event: EvBegan, From: []State{Queued, Waiting}, To: Running, Doc: "A workflow was admitted, or goes on: its children execute, it holds no slot and has no attempt."},
+	{Event: EvAdvanced, From: []State{Running, Waiting, Canceling, Compensating}, Doc: "A stage of the workflow, or of its undoing, began or ended."},
+	{Event: EvParked, From: []State{Running}, To: Waiting, Fenced: true, Doc: "The attempt ended to wait for children, a gate, a timer or a signal; nothing is spent. A workflow waits for a gate or a timer."},
 	{Event: EvWoken, From: []State{Waiting}, To: Queued, Doc: "What it waited for came, or its limit did."},
 	{Event: EvSignaled, From: stoppable, Doc: "A signal arrived and is kept until the run asks for it."},
 	{Event: EvBackedOff, From: live, To: Backoff, Fenced: true, Doc: "The attempt failed and the policy gives another. Due: when."},
@@ -92,7 +94,7 @@ func Decide(r *Record, e *Event) error {
 		return &StateError{Run: "(none)", State: "not submitted", Event: e.Type}
 	case r != nil && !r.admits(row, e):
 		return fmt.Errorf("run %s: attempt %d reports %s, but %s: %w", r.ID, e.Attempt, e.Type, r.holder(), ErrFenced)
-	case r != nil && !slices.Contains(row.From, r.State):
+	case r != nil && (!slices.Contains(row.From, r.State) || e.Type == EvAssigned && !r.executes()):
 		return &StateError{Run: r.ID, State: r.State, Event: e.Type}
 	}
 	// 2. Fencing numbers rise by one.
@@ -114,19 +116,24 @@ func (r *Record) admits(row *Transition, e *Event) bool {
 	switch e.Type {
 	case EvAssigned: // it names the attempt that it makes
 		return true
-	case EvStarted, EvParked, EvReleased: // reports: see Holder
-		return e.Attempt != 0 && e.Attempt == r.Holder()
-	case EvSucceeded:
-		if e.Attempt == 0 { // a workflow has no attempt while it waits
-			return r.Kind != KindAgent && (r.Attempt == 0 || !r.Live())
+	case EvBegan, EvAdvanced: // of workflows, and of what is being undone
+		return e.Attempt == 0 && (!r.executes() || e.Type == EvAdvanced && r.State == Compensating)
+	case EvParked, EvSucceeded:
+		if e.Attempt == 0 { // a workflow has no attempt
+			return !r.executes()
 		}
 		return e.Attempt == r.Holder()
+	case EvStarted, EvReleased: // reports: see Holder
+		return e.Attempt != 0 && e.Attempt == r.Holder()
 	}
 	if !row.Fenced { // it may name the newest attempt, also when that has ended
 		return e.Attempt == 0 || e.Attempt == r.Attempt
 	}
 	return r.Live() && e.Attempt == r.Attempt
 }
+
+// executes reports whether the run executes by attempts of its own; a workflow does by its children.
+func (r *Record) executes() bool { return r.Kind == KindAgent }
 
 func (r *Record) holder() string {
 	switch {

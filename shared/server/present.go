@@ -72,8 +72,10 @@ func brief(r *run.Record) api.Run {
 	switch {
 	case r.State.Terminal():
 		out.ExpiresAt = optional(r.Due)
-	case r.State != run.Queued: // a queued run is due at any moment
+	case r.State != run.Queued && r.WakeAt() != r.UpdatedAt: // such a run is due at any moment
 		out.WakeAt = optional(r.WakeAt())
+	case r.State != run.Queued:
+		out.WakeAt = optional(run.Earliest(r.Due, r.Deadline))
 	}
 	if a := r.Current(); a != nil {
 		out.Placement = &api.PlacementBrief{Target: a.Target, Worker: a.Worker}
