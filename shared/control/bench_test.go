@@ -115,7 +115,7 @@ func BenchmarkRemoval(b *testing.B) {
 		}
 		r := run.New(run.Spec{ID: id, Agent: "echo", Tenant: "default", CreatedAt: at}, run.Event{Type: run.EvSubmitted, At: at})
 		run.Evolve(r, run.Event{Type: run.EvFailed, At: at, Reason: run.QueueTimeout, Due: at.Add(time.Minute)})
-		units = append(units, store.Unit{Token: id, Writes: []store.Write{Document(st, r, 0), step}})
+		units = append(units, store.Unit{Token: id, Writes: []store.Write{Document(r, 0), step}})
 		if len(units) == 1000 || i == b.N-1 {
 			for _, err := range st.Commit(b.Context(), units) {
 				if err != nil {

@@ -8,6 +8,6 @@ import (
 // Document is the write that stores a record with all that the control plane finds it by; expect is the version that it
 // replaces, 0 for a run that does not exist yet. Whoever makes records without the stages (a store to measure with)
 // stores them in this form.
-func Document(st store.Store, r *run.Record, expect int64) store.Write {
-	return recordWrite(r, expect, shardOf(st, r.ID))
+func Document(r *run.Record, expect int64) store.Write {
+	return recordWrite(r, expect)
 }

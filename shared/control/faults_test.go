@@ -384,7 +384,7 @@ func (s *doubtful) failDues(n int) {
 	s.dues = n
 }
 
-func (s *doubtful) Due(ctx context.Context, shard uint8, until, afterWake int64, afterID string, limit int) ([]store.Doc, error) {
+func (s *doubtful) Due(ctx context.Context, part store.Part, until, afterWake int64, afterID string, limit int) ([]store.Doc, error) {
 	s.mu.Lock()
 	fails := s.dues > 0
 	if fails {
@@ -394,7 +394,7 @@ func (s *doubtful) Due(ctx context.Context, shard uint8, until, afterWake int64,
 	if fails {
 		return nil, errLine
 	}
-	return s.Store.Due(ctx, shard, until, afterWake, afterID, limit)
+	return s.Store.Due(ctx, part, until, afterWake, afterID, limit)
 }
 
 func TestAKeyThatIsUsedAgainAfterRemovalIsNotTakenForTheOldRun(t *testing.T) {

@@ -76,7 +76,7 @@ func TestAFanOutNeverWritesItsParent(t *testing.T) { // case F13
 		r := run.New(run.Spec{
 			ID: fmt.Sprint("child-", i), Agent: "echo", Revision: echo.Revision, Tenant: "default", CreatedAt: run.At(h.now), Parent: "parent",
 		}, run.Event{Type: run.EvSubmitted, At: run.At(h.now)})
-		units = append(units, store.Unit{Token: r.ID, Writes: []store.Write{Document(h.store, r, 0)}})
+		units = append(units, store.Unit{Token: r.ID, Writes: []store.Write{Document(r, 0)}})
 	}
 	for i, err := range h.store.Commit(t.Context(), units) {
 		if err != nil {

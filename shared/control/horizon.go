@@ -51,46 +51,36 @@ func (p *Plane) readDue(ctx context.Context, from, known, until run.Instant) err
 	p.mu.Lock()
 	p.ix.horizon = until
 	p.mu.Unlock()
-	ahead := p.firstDue(ctx, from, until)
-	for shard := range shards {
-		wake, id := begin(from)
-		for more := true; more; {
-			docs, err := ahead(shard)
-			if docs == nil && err == nil {
-				docs, err = p.store.Due(ctx, uint8(shard), int64(until), wake, id, store.MaxPage)
-			}
-			if err != nil {
-				return fmt.Errorf("read what is due: %w", err)
-			}
-			for _, d := range docs {
-				if d.Index.WakeAt > int64(until) { // the stretch has become shorter since this was read
-					docs = nil
-					break
-				}
-				wake, id = d.Index.WakeAt, d.ID
-				if r := p.records.get(d.ID); r != nil && r.Seq >= d.Version && p.knows(d.ID) {
-					continue
-				}
-				if _, err := p.admitStored(ctx, d); err != nil {
-					return err
-				}
-			}
-			if err := p.stillLeads(ctx); err != nil {
-				return err
-			}
-			if wake < int64(known) && p.crowded() {
-				wake, id = int64(known), "\xff"
+	wake, id := begin(from)
+	for more := true; more; {
+		docs, err := p.store.Due(ctx, store.PartIdle, int64(until), wake, id, store.MaxPage)
+		if err != nil {
+			return fmt.Errorf("read what is due: %w", err)
+		}
+		for _, d := range docs {
+			wake, id = d.Index.WakeAt, d.ID
+			if r := p.records.get(d.ID); r != nil && r.Seq >= d.Version && p.knows(d.ID) {
 				continue
 			}
-			more = len(docs) == store.MaxPage
-			// All that is due at one instant is read, however many they are: the next stretch begins behind it.
-			p.mu.Lock()
-			if last := run.Instant(wake) - 1; more && last > from && p.ix.asleep() > p.ix.cfg.MaxTimers {
-				p.ix.cut(last)
-				until, more = last, false
+			if _, err := p.admitStored(ctx, d); err != nil {
+				return err
 			}
-			p.mu.Unlock()
 		}
+		if err := p.stillLeads(ctx); err != nil {
+			return err
+		}
+		if wake < int64(known) && p.crowded() {
+			wake, id = int64(known), "\xff"
+			continue
+		}
+		more = len(docs) == store.MaxPage
+		// All that is due at one instant is read, however many they are: the next stretch begins behind it.
+		p.mu.Lock()
+		if last := run.Instant(wake) - 1; more && last > from && p.ix.asleep() > p.ix.cfg.MaxTimers {
+			p.ix.cut(last)
+			until, more = last, false
+		}
+		p.mu.Unlock()
 	}
 	return nil
 }
@@ -101,46 +91,6 @@ func begin(from run.Instant) (wake int64, id string) {
 		id = "\xff"
 	}
 	return int64(from), id
-}
-
-// dueAhead is how many shards are read at a time: each is a request to a store that others share, and whoever takes over
-// decides nothing until the last one is answered.
-const dueAhead = 8
-
-// firstDue reads the first page of each shard ahead of its turn. The function that it returns gives that of a shard once,
-// and nothing when it is asked again.
-func (p *Plane) firstDue(ctx context.Context, from, until run.Instant) func(shard int) ([]store.Doc, error) {
-	type answer struct {
-		docs []store.Doc
-		err  error
-	}
-	var asked [shards]chan answer
-	next := 0
-	ask := func() {
-		shard, to := next, make(chan answer, 1)
-		asked[shard] = to
-		next++
-		wake, id := begin(from)
-		p.cfg.Go(func() {
-			docs, err := p.store.Due(ctx, uint8(shard), int64(until), wake, id, store.MaxPage)
-			if docs == nil {
-				docs = []store.Doc{}
-			}
-			to <- answer{docs, err}
-		})
-	}
-	return func(shard int) ([]store.Doc, error) {
-		for next < min(shard+dueAhead, shards) {
-			ask()
-		}
-		to := asked[shard]
-		if to == nil {
-			return nil, nil
-		}
-		asked[shard] = nil
-		a := <-to
-		return a.docs, a.err
-	}
 }
 
 // crowded reports whether a queued run found no room in memory.

@@ -21,7 +21,7 @@ func (h *house) putHeld(n int, span time.Duration) {
 		due := at.Add(time.Minute + time.Duration(i)*(span/time.Duration(n)))
 		r := run.New(run.Spec{ID: id, Agent: "echo", Tenant: "default", CreatedAt: at}, run.Event{Type: run.EvSubmitted, At: at})
 		run.Evolve(r, run.Event{Type: run.EvHeld, At: at, Reason: run.NotBefore, Due: due})
-		units = append(units, store.Unit{Token: id, Writes: []store.Write{Document(h.store, r, 0)}})
+		units = append(units, store.Unit{Token: id, Writes: []store.Write{Document(r, 0)}})
 	}
 	for _, err := range h.store.Commit(h.t.Context(), units) {
 		if err != nil {

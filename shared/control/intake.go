@@ -162,7 +162,7 @@ func (p *Plane) slowDown(ctx context.Context, delay time.Duration) {
 func (p *Plane) commitArrivals(ctx context.Context, list []arrival) {
 	units := make([]store.Unit, len(list))
 	for i, a := range list {
-		units[i] = store.Unit{Token: p.newID(), Writes: append(slices.Clone(a.writes), recordWrite(a.rec, 0, shardOf(p.store, a.rec.ID)))}
+		units[i] = store.Unit{Token: p.newID(), Writes: append(slices.Clone(a.writes), recordWrite(a.rec, 0))}
 	}
 	for i, err := range p.store.Commit(ctx, units) {
 		if err == nil {

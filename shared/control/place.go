@@ -245,7 +245,7 @@ func (p *Plane) stepBind(ctx context.Context, bindings []binding, now run.Instan
 		if failures[i] != nil {
 			continue
 		}
-		pd.write(shardOf(p.store, b.id))
+		pd.write()
 		pd.unit.Token = p.newID()
 		work[i] = pd
 		units, unitOf = append(units, pd.unit), append(unitOf, i)

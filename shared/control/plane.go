@@ -342,19 +342,6 @@ func (p *Plane) runID(now run.Instant) string {
 	return idEncoding.EncodeToString(b[:])[:20]
 }
 
-// shardOf is the part of the due index that a run stands in while no executor holds it and it has not ended. A store of many processes has the index
-// spread by the runs' (random or hashed) ids; that of a single one has it in one piece, for the reason above.
-func shardOf(st store.Store, id string) uint8 {
-	if st.Exclusive() {
-		return 0
-	}
-	var h uint32 = 2166136261
-	for i := range len(id) {
-		h = (h ^ uint32(id[i])) * 16777619
-	}
-	return uint8(h % shards)
-}
-
 // validName reports whether s can name a step, effect, signal, session or worker.
 func validName(s string) bool {
 	return s != "" && len(s) <= runtime.MaxName && strings.ToValidUTF8(s, "") == s && !strings.ContainsAny(s, "\x00\n\r")

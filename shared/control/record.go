@@ -125,7 +125,7 @@ func (p *Plane) changeRuns(ctx context.Context, ids []string, byRun map[string][
 		}
 		switch {
 		case len(pd.events) > 0:
-			pd.write(shardOf(p.store, id))
+			pd.write()
 		case !fresh && !p.store.Exclusive():
 			// Nothing to write, so no comparison tells whether another process has changed the run: it is read.
 			again = append(again, id)
@@ -200,30 +200,30 @@ func (pd *pending) fold(events []run.Event, now run.Instant) error {
 }
 
 // write makes the run's own documents.
-func (pd *pending) write(shard uint8) {
+func (pd *pending) write() {
 	if old := run.Spill(pd.rec); old != nil {
 		pd.unit.Writes = append(pd.unit.Writes, historyWrite(pd.id, old))
 	}
-	pd.unit.Writes = append(pd.unit.Writes, recordWrite(pd.rec, pd.was, shard))
+	pd.unit.Writes = append(pd.unit.Writes, recordWrite(pd.rec, pd.was))
 }
 
-// recordWrite is the stored form of a record; expect is the version that it replaces, 0 for a new run, and shard that of
-// the run while it is nobody's.
-func recordWrite(r *run.Record, expect int64, shard uint8) store.Write {
+// recordWrite is the stored form of a record; expect is the version that it replaces, 0 for a new run.
+func recordWrite(r *run.Record, expect int64) store.Write {
 	node := ""
+	part := store.PartIdle
 	switch {
 	case r.Live():
-		node = nodeOf(r)
-		shard += held
+		// Whoever takes over has it from the index of the workers, and would read it twice.
+		node, part = nodeOf(r), store.PartHeld
 	case r.State.Terminal():
-		shard += ended
+		part = store.PartEnded
 	}
 	return store.Write{Expect: expect, Doc: store.Doc{
 		Kind: store.KindRun, ID: r.ID, Version: r.Seq, Body: run.Encode(r),
 		Index: &store.Index{
 			Tenant: r.Tenant, Agent: r.Agent, Parent: r.Parent, Root: r.Root,
 			Worker: node, Attempt: int64(r.Holder()),
-			CreatedAt: int64(r.CreatedAt), WakeAt: int64(r.WakeAt()), Shard: shard,
+			CreatedAt: int64(r.CreatedAt), WakeAt: int64(r.WakeAt()), Part: part,
 		},
 	}}
 }

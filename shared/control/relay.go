@@ -285,14 +285,10 @@ func (p *Plane) stepSweep(ctx context.Context, now run.Instant) {
 		return
 	}
 	from := now.Add(-sweepBack)
-	for at := range 2 * shards {
-		shard := at
-		if at >= shards { // a run that was begun elsewhere is held since the first word of it
-			shard = held + at - shards
-		}
+	for _, part := range []store.Part{store.PartIdle, store.PartHeld} { // a run that was begun elsewhere is held from the start
 		wake, id := int64(from), "\xff"
 		for {
-			docs, err := p.store.Due(ctx, uint8(shard), int64(until), wake, id, store.MaxPage)
+			docs, err := p.store.Due(ctx, part, int64(until), wake, id, store.MaxPage)
 			if err != nil {
 				p.log.WarnContext(ctx, "look for what is due; the next tick does again", "error", err)
 				return

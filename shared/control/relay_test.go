@@ -484,11 +484,11 @@ type unhurried struct {
 	looked func()
 }
 
-func (s unhurried) Due(ctx context.Context, shard uint8, until, afterWake int64, afterID string, limit int) ([]store.Doc, error) {
-	if shard < shards { // those of work; what has ended is looked for beside
+func (s unhurried) Due(ctx context.Context, part store.Part, until, afterWake int64, afterID string, limit int) ([]store.Doc, error) {
+	if part != store.PartEnded { // which is looked for beside
 		s.looked()
 	}
-	return s.Store.Due(ctx, shard, until, afterWake, afterID, limit)
+	return s.Store.Due(ctx, part, until, afterWake, afterID, limit)
 }
 
 func TestWhoTakesOverAStoreThatIsSlowKeepsTheLead(t *testing.T) {

@@ -15,7 +15,7 @@ import (
 
 // Retention stage: what has ended is removed when its time is over. Nothing waits for that, so it is done in the
 // background, in bites: each reads a few finished runs that are due, removes those that nobody needs any more, and
-// pauses. Finished runs stand in shards of the due index of their own; work that is due is found without reading over
+// pauses. Finished runs stand in a part of the due index of their own; work that is due is found without reading over
 // them, and they are never in memory.
 //
 // A run goes after all that came of it. It stays while its parent has not ended, while a child or a retry of it is
@@ -25,21 +25,12 @@ const (
 	removeRuns   = 32                   // finished runs in a bite
 	removePause  = 5 * time.Millisecond // between two bites, at least: see pauseAfter
 	removeLag    = time.Hour            // overdue by more, and it hurries
-	removeRound  = time.Second          // between two rounds over all shards, at least
+	removeRound  = time.Second          // between two rounds, at least
 	removeNeeded = time.Minute          // after a round that found only what is needed still
 	removeRetry  = time.Second          // after a failure
 	removeReread = 10 * time.Minute     // where other processes end runs as well: how long that may go unnoticed
 	retryMargin  = 5 * time.Second      // before the removal of a run: it is not retried any more
 	keyWindow    = 24 * time.Hour
-)
-
-// The due index has three stretches of shards: work that no executor holds; behind it what has ended; and last what an
-// executor holds. Each is read for itself: whoever takes over has the live runs from the index of their workers, and would
-// read all of them twice.
-const (
-	shards = store.Shards / 3
-	ended  = shards     // added to a run's shard once it has ended
-	held   = 2 * shards // and while an executor holds it
 )
 
 // retainFor is how long finished runs of an agent are kept, as a record has it.
@@ -88,11 +79,9 @@ type retention struct {
 	before run.Instant // no bite begins before this
 	busy   bool
 
-	shard   int // of those with finished runs
-	wake    int64
+	wake    int64 // where the round has come to
 	id      string
-	soonest run.Instant // what this round found to be due later
-	kept    int         // what this round found to be needed still
+	kept    int // what this round found to be needed still
 	removed int
 	behind  time.Duration
 	spent   time.Duration
@@ -164,49 +153,38 @@ func (p *Plane) stepRetention(ctx context.Context, now run.Instant) {
 // removeSome takes one bite. When a round is over, next is when something is due again; 0 for never.
 func (p *Plane) removeSome(ctx context.Context, t *retention, now run.Instant) (next run.Instant, over bool, err error) {
 	// 1. A few that are due.
-	var docs []store.Doc
-	for t.shard < shards && len(docs) < removeRuns {
-		due, err := p.store.Due(ctx, uint8(ended+t.shard), int64(now), t.wake, t.id, removeRuns-len(docs))
-		if err != nil {
-			return 0, false, fmt.Errorf("read finished runs: %w", err)
-		}
-		docs = append(docs, due...)
-		if len(due) > 0 {
-			last := due[len(due)-1]
-			t.wake, t.id = last.Index.WakeAt, last.ID
-		}
-		if len(docs) == removeRuns {
-			break
-		}
-		later, err := p.store.Due(ctx, uint8(ended+t.shard), math.MaxInt64, int64(now), "\U0010ffff", 1)
-		if err != nil {
-			return 0, false, fmt.Errorf("read finished runs: %w", err)
-		}
-		if len(later) > 0 {
-			t.soonest = run.Earliest(t.soonest, run.Instant(later[0].Index.WakeAt))
-		}
-		t.shard, t.wake, t.id = t.shard+1, 0, ""
+	docs, err := p.store.Due(ctx, store.PartEnded, int64(now), t.wake, t.id, removeRuns)
+	if err != nil {
+		return 0, false, fmt.Errorf("read finished runs: %w", err)
 	}
 	t.behind = 0
 	if len(docs) > 0 {
-		t.behind = now.Sub(run.Instant(docs[len(docs)-1].Index.WakeAt))
+		last := docs[len(docs)-1]
+		t.wake, t.id = last.Index.WakeAt, last.ID
+		t.behind = now.Sub(run.Instant(t.wake))
 	}
 	// 2. Those that nobody needs are removed.
 	if err := p.remove(ctx, t, docs, now); err != nil {
 		return 0, false, err
 	}
 	// 3. The end of a round: what is needed still is looked at in the next.
-	if t.shard < shards {
+	if len(docs) == removeRuns {
 		return 0, false, nil
 	}
-	next = t.soonest
+	later, err := p.store.Due(ctx, store.PartEnded, math.MaxInt64, int64(now), "\U0010ffff", 1)
+	if err != nil {
+		return 0, false, fmt.Errorf("read finished runs: %w", err)
+	}
+	if len(later) > 0 {
+		next = run.Instant(later[0].Index.WakeAt)
+	}
 	switch {
 	case t.kept > 0 && t.removed > 0: // which may have been what needed them
 		next = now
 	case t.kept > 0:
 		next = run.Earliest(next, now.Add(removeNeeded))
 	}
-	t.shard, t.wake, t.id, t.soonest, t.kept, t.removed = 0, 0, "", 0, 0, 0
+	t.wake, t.id, t.kept, t.removed = 0, "", 0, 0
 	return next, true, nil
 }
 

@@ -63,7 +63,7 @@ func (h *house) put(id, parent string, state run.State) {
 	case run.Failed:
 		run.Evolve(r, run.Event{Type: run.EvFailed, At: at, Reason: run.QueueTimeout, Due: at.Add(hour)})
 	}
-	if err := h.store.Commit(h.t.Context(), []store.Unit{{Token: id, Writes: []store.Write{Document(h.store, r, 0)}}})[0]; err != nil {
+	if err := h.store.Commit(h.t.Context(), []store.Unit{{Token: id, Writes: []store.Write{Document(r, 0)}}})[0]; err != nil {
 		h.t.Fatal(err)
 	}
 }
@@ -217,15 +217,15 @@ func (h *house) effect(id string, n int, name string) {
 type spy struct {
 	mu sync.Mutex
 	store.Store
-	due     func(shard uint8, limit int)
+	due     func(part store.Part, limit int)
 	commits func(units []store.Unit)
 }
 
-func (s *spy) Due(ctx context.Context, shard uint8, until, afterWake int64, afterID string, limit int) ([]store.Doc, error) {
-	s.mu.Lock() // several shards are read at a time
-	s.due(shard, limit)
+func (s *spy) Due(ctx context.Context, part store.Part, until, afterWake int64, afterID string, limit int) ([]store.Doc, error) {
+	s.mu.Lock()
+	s.due(part, limit)
 	s.mu.Unlock()
-	return s.Store.Due(ctx, shard, until, afterWake, afterID, limit)
+	return s.Store.Due(ctx, part, until, afterWake, afterID, limit)
 }
 
 func (s *spy) Commit(ctx context.Context, units []store.Unit) []error {
@@ -262,7 +262,7 @@ func TestARunGoesWithAllThatItOwnsInSmallWrites(t *testing.T) {
 		}
 	}
 	// 2. Its end.
-	h.p.store = &spy{Store: h.store, due: func(uint8, int) {}, commits: func(units []store.Unit) {
+	h.p.store = &spy{Store: h.store, due: func(store.Part, int) {}, commits: func(units []store.Unit) {
 		for _, u := range units {
 			if len(u.Writes) > 32 {
 				t.Errorf("one write of %d documents", len(u.Writes))
@@ -295,7 +295,7 @@ func TestRemovalIsDoneInBitesWithPauses(t *testing.T) {
 	}
 	h.open()
 	bites, most := 0, 0
-	h.p.store = &spy{Store: h.store, due: func(_ uint8, limit int) { most = max(most, limit) }, commits: func(units []store.Unit) {
+	h.p.store = &spy{Store: h.store, due: func(_ store.Part, limit int) { most = max(most, limit) }, commits: func(units []store.Unit) {
 		bites++
 		if len(units) > removeRuns {
 			t.Errorf("%d runs in a bite", len(units))
@@ -313,7 +313,7 @@ func TestRemovalIsDoneInBitesWithPauses(t *testing.T) {
 		t.Fatalf("%d runs are left after %d bites, %v", len(page.Docs), bites, err)
 	}
 	// Then nothing is looked at until something is due again.
-	h.p.store.(*spy).due = func(uint8, int) { t.Error("it looks for what is not there") }
+	h.p.store.(*spy).due = func(store.Part, int) { t.Error("it looks for what is not there") }
 	h.pass(4 * time.Minute)
 }
 
@@ -325,9 +325,9 @@ func TestFinishedRunsAreNotReadWhenTheLeadIsTaken(t *testing.T) {
 	h.mu.Lock()
 	h.now = h.now.Add(2 * hour) // all of them are overdue
 	h.mu.Unlock()
-	p, err := New(Config{Store: &spy{Store: h.store, commits: func([]store.Unit) {}, due: func(shard uint8, _ int) {
-		if shard >= shards {
-			t.Errorf("shard %d is read", shard)
+	p, err := New(Config{Store: &spy{Store: h.store, commits: func([]store.Unit) {}, due: func(part store.Part, _ int) {
+		if part == store.PartEnded {
+			t.Error("the part of what has ended is read")
 		}
 	}}, Clock: h.p.cfg.Clock, Monotonic: h.p.cfg.Monotonic})
 	if err != nil {
@@ -417,8 +417,8 @@ func TestWhatIsNeededStillIsLookedAtNowAndThen(t *testing.T) {
 	h.open()
 	h.pass(2 * hour)
 	looks := 0
-	h.p.store = &spy{Store: h.store, commits: func([]store.Unit) {}, due: func(shard uint8, _ int) {
-		if shard == shards {
+	h.p.store = &spy{Store: h.store, commits: func([]store.Unit) {}, due: func(part store.Part, _ int) {
+		if part == store.PartEnded {
 			looks++
 		}
 	}}

@@ -28,7 +28,6 @@ import (
 	"github.com/errand-run/errand/shared/runtime/cloudrun"
 	"github.com/errand-run/errand/shared/runtime/httpio"
 	"github.com/errand-run/errand/shared/server"
-	"github.com/errand-run/errand/shared/store"
 	"github.com/errand-run/errand/shared/store/firestore"
 )
 
@@ -86,9 +85,6 @@ type process struct {
 }
 
 var clouds atomic.Int64
-
-// shards are those of the due index that hold work; as many hold what has ended, and as many what an executor holds.
-const shards = store.Shards / 3
 
 const patience = time.Minute // the emulators are slow on a busy machine
 
@@ -205,7 +201,7 @@ func (c *cloud) start(a *fleet.Agent) {
 	}
 	// Who takes over reads what is declared, twice, what is live, and what is due; beside the runs it looks for what is to
 	// be removed.
-	c.await("the first looks to end", func() bool { return c.leader.store.Stats().Requests["RunQuery"] >= 2+1+3*shards }, 20*time.Millisecond)
+	c.await("the first looks to end", func() bool { return c.leader.store.Stats().Requests["RunQuery"] >= 2+1+3 }, 20*time.Millisecond)
 }
 
 var collections = map[fleet.Shape]string{fleet.Pool: "workerPools", fleet.Service: "services", fleet.Job: "jobs"}

@@ -12,6 +12,7 @@ import (
 	"github.com/errand-run/errand/shared/api"
 	"github.com/errand-run/errand/shared/fleet"
 	"github.com/errand-run/errand/shared/run"
+	"github.com/errand-run/errand/shared/store"
 )
 
 // typical is a run as there are many.
@@ -142,19 +143,17 @@ func (k *typical) count(c *cloud) (of bill, removal removalBill) {
 type removalBill struct{ reads, deletes float64 }
 
 // remove lets the time of n finished runs be over, and counts what their removal takes beyond the looks that find
-// nothing: each shard of the due index is asked whether there is something to do, and, as there are two, to remove.
+// nothing: the due index is asked whether there is something to do, and to remove.
 func (c *cloud) remove(n int) removalBill {
 	c.t.Helper()
 	// 1. What of the looks finds something: those reads are the runs' own.
 	look := c.openStore()
 	finished := func() (full int) {
-		for shard := shards; shard < 2*shards; shard++ {
-			docs, err := look.Due(c.t.Context(), uint8(shard), math.MaxInt64, 0, "", 1)
-			if err != nil {
-				c.t.Fatal(err)
-			}
-			full += len(docs)
+		docs, err := look.Due(c.t.Context(), store.PartEnded, math.MaxInt64, 0, "", 1)
+		if err != nil {
+			c.t.Fatal(err)
 		}
+		full += len(docs)
 		return full
 	}
 	full := finished()
@@ -177,6 +176,7 @@ func (c *cloud) remove(n int) removalBill {
 	// 3. What it took, without the looks: for work that nobody told of (a tick), idle and held, for work of the next minutes, for what is
 	// to be removed, and for when the next is.
 	b := c.bill().minus(before)
-	reads := b.reads - 5*shards + int64(full)
+	const looks = 5
+	reads := b.reads - looks + int64(full)
 	return removalBill{float64(reads) / float64(n), float64(b.deletes) / float64(n)}
 }

@@ -216,11 +216,11 @@ func (s *faulty) GetMany(ctx context.Context, kind store.Kind, ids []string) ([]
 	return s.Store.GetMany(ctx, kind, ids)
 }
 
-func (s *faulty) Due(ctx context.Context, shard uint8, until, afterWake int64, afterID string, limit int) ([]store.Doc, error) {
+func (s *faulty) Due(ctx context.Context, part store.Part, until, afterWake int64, afterID string, limit int) ([]store.Doc, error) {
 	if err := s.read(); err != nil {
 		return nil, err
 	}
-	return s.Store.Due(ctx, shard, until, afterWake, afterID, limit)
+	return s.Store.Due(ctx, part, until, afterWake, afterID, limit)
 }
 
 func (s *faulty) List(ctx context.Context, q store.Query) (store.Page, error) {

@@ -26,7 +26,7 @@ var mutations = map[string]mutation{
 	"perform again what is committed":            {"run/receipt.go", "if existing.State == ReceiptDone {\n\t\treturn nil, BeginAnswer", "if existing.State == \"\" {\n\t\treturn nil, BeginAnswer"},
 	"repeat the unknown blindly":                 {"run/receipt.go", "if q.Policy == UnknownRepeat ||", "if true ||"},
 	"forget what an earlier attempt spent":       {"run/evolve.go", "r.Usage = r.Usage.Plus(*e.Usage)", "r.Usage = *e.Usage"},
-	"write without comparing versions":           {"control/record.go", "recordWrite(pd.rec, pd.was, shard)", "recordWrite(pd.rec, store.AnyVersion, shard)"},
+	"write without comparing versions":           {"control/record.go", "recordWrite(pd.rec, pd.was)", "recordWrite(pd.rec, store.AnyVersion)"},
 	"believe that an unknown commit failed":      {"control/record.go", "p.doubt(pd.id) // it may have been written", ""},
 	"believe that an unknown placement failed":   {"control/place.go", "\tp.doubt(b.id)\n", ""},
 	"place while a placement is in doubt":        {"control/loop.go", "if !p.caughtUp(ctx) || !p.reread(ctx, now) {", "if p.caughtUp(ctx) && p.reread(ctx, now) && false {"},

@@ -47,8 +47,17 @@ func (k Kind) String() string {
 	return "unknown"
 }
 
-// Shards is the number of key ranges over which the due index is spread (see [Store.Due]).
-const Shards = 96
+// Part is one of the parts of the due index, each of which is read for itself (see [Store.Due]). The numbers are stored.
+type Part uint8
+
+const (
+	PartIdle  Part = 0  // has work to come, and no executor
+	PartEnded Part = 32 // is to be removed
+	PartHeld  Part = 64 // has an executor
+)
+
+// Valid reports whether there is such a part.
+func (p Part) Valid() bool { return p == PartIdle || p == PartEnded || p == PartHeld }
 
 // Limits of the port. A driver refuses more with [ErrTooLarge]; a caller never builds more.
 const (
@@ -85,7 +94,7 @@ type Index struct {
 	CreatedAt int64
 	// WakeAt is when the control plane must look at the run again; 0 for never.
 	WakeAt int64
-	Shard  uint8 // below Shards
+	Part   Part // where WakeAt stands
 }
 
 // Write puts or deletes one document.
@@ -187,9 +196,9 @@ type Store interface {
 	Get(ctx context.Context, kind Kind, id string) (Doc, error)
 	// GetMany returns documents in the order of ids; one that does not exist has Version 0.
 	GetMany(ctx context.Context, kind Kind, ids []string) ([]Doc, error)
-	// Due returns up to limit runs of a shard with 0 < WakeAt <= until, ordered by (WakeAt, ID), strictly after the
+	// Due returns up to limit runs of a part with 0 < WakeAt <= until, ordered by (WakeAt, ID), strictly after the
 	// cursor (afterWake, afterID).
-	Due(ctx context.Context, shard uint8, until int64, afterWake int64, afterID string, limit int) ([]Doc, error)
+	Due(ctx context.Context, part Part, until int64, afterWake int64, afterID string, limit int) ([]Doc, error)
 	// List returns a page of runs.
 	List(ctx context.Context, q Query) (Page, error)
 	// Owned returns up to limit documents of a kind that belong to a run, by ID, strictly after afterID.

@@ -168,7 +168,7 @@ func (f *filler) unit(i int) (store.Unit, error) {
 			owned(store.KindStep, rec.ID+"/read", rec.ID, step), owned(store.KindLog, rec.ID+"/0001/000001", rec.ID, log))
 	}
 	// 3. Its document.
-	u.Writes = append(u.Writes, control.Document(f.st, rec, 0))
+	u.Writes = append(u.Writes, control.Document(rec, 0))
 	return u, nil
 }
 

@@ -2,6 +2,7 @@ package firestore
 
 import (
 	"fmt"
+	"math"
 
 	pb "cloud.google.com/go/firestore/apiv1/firestorepb"
 
@@ -21,8 +22,8 @@ const (
 	fieldWorker = "worker"
 	fieldMade   = "createdAt"
 	fieldWake   = "wakeAt"
-	fieldShard  = "shard"
-	// fieldLane spreads what is ordered by creation over as many key ranges: see lanes.
+	fieldPart   = "part"
+	// fieldLane spreads what is ordered by time over as many key ranges: see lanes.
 	fieldLane = "lane"
 	fieldDoc  = "doc"
 
@@ -40,8 +41,8 @@ const (
 	fieldExpires = "expireAt"
 )
 
-// lanes is over how many key ranges runs are spread that are listed by their creation. One range takes about 500 new
-// runs a second, and one query merges up to 30 of them.
+// lanes is over how many key ranges runs are spread that are listed by their creation, or by when they are due. One range
+// takes about 500 new runs a second, and one query merges up to 30 of them.
 const lanes = 16
 
 // headMask asks for what a head needs, and for no body.
@@ -90,7 +91,7 @@ func encode(d *store.Doc, h head) map[string]*pb.Value {
 		set(fieldRoot, x.Root)
 		set(fieldWorker, x.Worker)
 		fields[fieldMade] = number(x.CreatedAt)
-		fields[fieldShard] = number(int64(x.Shard))
+		fields[fieldPart] = number(int64(x.Part))
 		fields[fieldLane] = number(int64(laneOf(d.ID)))
 		if x.WakeAt > 0 {
 			fields[fieldWake] = number(x.WakeAt)
@@ -132,13 +133,13 @@ func decode(kind store.Kind, d *pb.Document) (stored, error) {
 			Tenant: f[fieldTenant].GetStringValue(), Agent: f[fieldAgent].GetStringValue(),
 			Parent: f[fieldParent].GetStringValue(), Root: f[fieldRoot].GetStringValue(), Worker: f[fieldWorker].GetStringValue(),
 			Attempt: inner[fieldAttempt].GetIntegerValue(), CreatedAt: f[fieldMade].GetIntegerValue(),
-			WakeAt: f[fieldWake].GetIntegerValue(), Shard: uint8(f[fieldShard].GetIntegerValue()),
+			WakeAt: f[fieldWake].GetIntegerValue(), Part: store.Part(f[fieldPart].GetIntegerValue()),
 		}
 	}
 	bad := func(why string) (stored, error) {
 		return stored{}, fmt.Errorf("document %s was not written by this store: %s; was the database used for something else?", d.GetName(), why)
 	}
-	shard := f[fieldShard].GetIntegerValue()
+	part := f[fieldPart].GetIntegerValue()
 	switch {
 	case out.doc.ID == "":
 		return bad("it has no id")
@@ -148,8 +149,8 @@ func decode(kind store.Kind, d *pb.Document) (stored, error) {
 		return bad(fmt.Sprintf("its body has %d parts, and %d at most may be", out.head.parts, maxParts))
 	case out.size < 0 || out.size > store.MaxBody:
 		return bad(fmt.Sprintf("its body has %d bytes, and %d at most may be", out.size, store.MaxBody))
-	case shard < 0 || shard >= store.Shards:
-		return bad(fmt.Sprintf("its shard is %d", shard))
+	case part < 0 || part > math.MaxUint8 || !store.Part(part).Valid():
+		return bad(fmt.Sprintf("it is in part %d of the due index", part))
 	}
 	return out, nil
 }

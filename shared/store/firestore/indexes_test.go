@@ -138,7 +138,7 @@ func TestEveryQueryIsServedByOneIndexAndEveryIndexServes(t *testing.T) {
 		}
 	}
 	// 1. Every read of the port, in every form.
-	_, err := s.Due(ctx, 1, 10, 5, "a", 10)
+	_, err := s.Due(ctx, store.PartEnded, 10, 5, "a", 10)
 	check(err)
 	for kind := range collections {
 		_, err = s.Owned(ctx, kind, "r", "a", 10)
@@ -171,7 +171,7 @@ func TestEveryQueryIsServedByOneIndexAndEveryIndexServes(t *testing.T) {
 		exempt[f] = true
 	}
 	for _, c := range slices.Sorted(maps.Values(collections)) {
-		for _, f := range []string{fieldID, fieldDoc, fieldOwner, fieldTag, fieldTenant, fieldAgent, fieldParent, fieldRoot, fieldWorker, fieldMade, fieldWake, fieldShard, fieldLane} {
+		for _, f := range []string{fieldID, fieldDoc, fieldOwner, fieldTag, fieldTenant, fieldAgent, fieldParent, fieldRoot, fieldWorker, fieldMade, fieldWake, fieldPart, fieldLane} {
 			runs := slices.Contains([]string{fieldID, fieldDoc, fieldOwner, fieldTag}, f)
 			if !exempt[Field{c, f}] && (runs || c == collections[store.KindRun]) {
 				all = append(all, Index{Collection: c, Fields: []IndexField{{f, rising.String()}}})
@@ -210,7 +210,7 @@ func TestEveryStoredFieldIsExemptOrListed(t *testing.T) {
 	for kind, collection := range collections {
 		d := store.Doc{Kind: kind, ID: "a", Version: 1, Owner: "o", Tag: "t", Body: []byte("b")}
 		if kind == store.KindRun {
-			d.Index = &store.Index{Tenant: "t", Agent: "a", Parent: "p", Root: "r", Worker: "w", Attempt: 1, CreatedAt: 1, WakeAt: 1, Shard: 1}
+			d.Index = &store.Index{Tenant: "t", Agent: "a", Parent: "p", Root: "r", Worker: "w", Attempt: 1, CreatedAt: 1, WakeAt: 1, Part: store.PartHeld}
 		}
 		for field := range encode(&d, head{token: "token", prior: "prior", first: "first"}) {
 			if indexed := !exempt[Field{collection, field}]; indexed != (field == fieldID) {

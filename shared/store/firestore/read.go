@@ -208,13 +208,13 @@ func (s *Store) get(ctx context.Context, what string, paths []string, g *glance)
 }
 
 // Due implements [store.Store].
-func (s *Store) Due(ctx context.Context, shard uint8, until, afterWake int64, afterID string, limit int) ([]store.Doc, error) {
+func (s *Store) Due(ctx context.Context, part store.Part, until, afterWake int64, afterID string, limit int) ([]store.Doc, error) {
 	end, err := s.reads(ctx, limit)
 	if err != nil {
 		return nil, err
 	}
 	defer end()
-	if until <= 0 || shard >= store.Shards {
+	if until <= 0 || !part.Valid() {
 		return nil, nil
 	}
 	if afterWake < 0 {
@@ -222,7 +222,7 @@ func (s *Store) Due(ctx context.Context, shard uint8, until, afterWake int64, af
 	}
 	return s.page(ctx, search{
 		kind:  store.KindRun,
-		equal: []condition{{fieldShard, []*pb.Value{number(int64(shard))}}},
+		equal: []condition{{fieldPart, []*pb.Value{number(int64(part))}}, {fieldLane, everyLane()}},
 		bounds: []bound{
 			{fieldWake, pb.StructuredQuery_FieldFilter_GREATER_THAN, number(0)},
 			{fieldWake, pb.StructuredQuery_FieldFilter_LESS_THAN_OR_EQUAL, number(until)},

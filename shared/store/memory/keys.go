@@ -60,7 +60,7 @@ func keysOf(d *store.Doc) (ks [indexes]string) {
 		ks[workers] = string(keyOf(workers).string(x.Worker).string(d.ID))
 	}
 	if x.WakeAt > 0 {
-		ks[due] = string(keyOf(due).byte(x.Shard).instant(x.WakeAt).string(d.ID))
+		ks[due] = string(keyOf(due).byte(byte(x.Part)).instant(x.WakeAt).string(d.ID))
 	}
 	return ks
 }

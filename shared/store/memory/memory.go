@@ -183,18 +183,18 @@ func (s *Store) GetMany(ctx context.Context, kind store.Kind, ids []string) ([]s
 }
 
 // Due implements [store.Store].
-func (s *Store) Due(ctx context.Context, shard uint8, until, afterWake int64, afterID string, limit int) ([]store.Doc, error) {
+func (s *Store) Due(ctx context.Context, part store.Part, until, afterWake int64, afterID string, limit int) ([]store.Doc, error) {
 	if afterWake < 0 {
 		afterWake, afterID = 0, ""
 	}
-	lo := keyOf(due).byte(shard).instant(afterWake)
+	lo := keyOf(due).byte(byte(part)).instant(afterWake)
 	if afterID != "" {
 		lo = lo.string(afterID).byte(0)
 	}
 	if until < 0 {
 		until = 0
 	}
-	hi := keyOf(due).byte(shard).instant(until).end()
+	hi := keyOf(due).byte(byte(part)).instant(until).end()
 	return s.page(ctx, lo, hi, true, limit)
 }
 

@@ -25,7 +25,7 @@ func plainRun(n int64) [3]store.Unit {
 	id := uuid.NewString()
 	x := store.Index{
 		Tenant: fmt.Sprint("tenant-", n%10), Agent: fmt.Sprint("agent-", n%50), Root: id,
-		CreatedAt: 1_700_000_000_000 + n/4, Shard: uint8(n % store.Shards),
+		CreatedAt: 1_700_000_000_000 + n/4, Part: []store.Part{store.PartIdle, store.PartEnded, store.PartHeld}[n%3],
 	}
 	d := store.Doc{Kind: store.KindRun, ID: id, Body: runBody}
 	at := func(version int64, change func(x *store.Index)) store.Unit {
@@ -185,7 +185,7 @@ func BenchmarkRead(b *testing.B) {
 	b.Run("due of an idle shard", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			if _, err := s.Due(ctx, 3, 1<<60, 0, "", 100); err != nil {
+			if _, err := s.Due(ctx, store.PartHeld, 1<<60, 0, "", 100); err != nil {
 				b.Fatal(err)
 			}
 		}

@@ -17,7 +17,7 @@ type head struct {
 	version int64
 	attempt int64
 	wake    int64
-	shard   uint8
+	part    store.Part
 	worker  string
 	fixed   string // the keys that hardly ever change, packed
 }
@@ -62,7 +62,7 @@ func (h *heads) clear() { h.young, h.old = map[name]head{}, nil }
 func headOf(d *store.Doc, seq int64) head {
 	h := head{seq: seq, version: d.Version}
 	if x := d.Index; x != nil {
-		h.attempt, h.wake, h.shard, h.worker = x.Attempt, x.WakeAt, x.Shard, strings.Clone(x.Worker)
+		h.attempt, h.wake, h.part, h.worker = x.Attempt, x.WakeAt, x.Part, strings.Clone(x.Worker)
 		h.fixed = pack(x.CreatedAt, d.Owner, d.Tag, x.Tenant, x.Agent, x.Parent, x.Root)
 	} else {
 		h.fixed = pack(0, d.Owner, d.Tag)
@@ -84,7 +84,7 @@ const selectHead = `SELECT seq,version,attempt,wake,shard,worker,created,owner,t
 func scanHead(kind store.Kind, v []driver.Value) head {
 	h := head{
 		seq: integer(v[0]), version: integer(v[1]), attempt: integer(v[2]),
-		wake: integer(v[3]), shard: uint8(integer(v[4])), worker: text(v[5]),
+		wake: integer(v[3]), part: store.Part(integer(v[4])), worker: text(v[5]),
 	}
 	if kind == store.KindRun {
 		h.fixed = pack(integer(v[6]), text(v[7]), text(v[8]), text(v[9]), text(v[10]), text(v[11]), text(v[12]))

@@ -208,7 +208,7 @@ func TestHeadsAreBounded(t *testing.T) {
 func TestUpdatesOfForgottenDocuments(t *testing.T) {
 	s := open1(t, Options{Sync: SyncOff})
 	path := s.path
-	index := store.Index{Tenant: "t", Agent: "a", Parent: "p", Root: "r", Worker: "w", Attempt: 1, CreatedAt: 5, WakeAt: 9, Shard: 1}
+	index := store.Index{Tenant: "t", Agent: "a", Parent: "p", Root: "r", Worker: "w", Attempt: 1, CreatedAt: 5, WakeAt: 9, Part: store.PartEnded}
 	at := func(version int64, x store.Index) store.Unit {
 		return store.Unit{Writes: []store.Write{{Doc: store.Doc{Kind: store.KindRun, ID: "a", Version: version, Index: &x}, Expect: version - 1}}}
 	}

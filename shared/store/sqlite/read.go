@@ -115,8 +115,8 @@ const selectDue = selectDoc + `INDEXED BY run_due
 	WHERE shard=? AND wake IS NOT NULL AND (wake,id)>(?,?) AND wake<=? ORDER BY wake,id LIMIT ?`
 
 // Due implements [store.Store].
-func (s *Store) Due(ctx context.Context, shard uint8, until, afterWake int64, afterID string, limit int) ([]store.Doc, error) {
-	return s.page(ctx, "read due runs", selectDue, args{}.int(int64(shard)).int(afterWake).text(afterID).int(until), limit)
+func (s *Store) Due(ctx context.Context, part store.Part, until, afterWake int64, afterID string, limit int) ([]store.Doc, error) {
+	return s.page(ctx, "read due runs", selectDue, args{}.int(int64(part)).int(afterWake).text(afterID).int(until), limit)
 }
 
 const selectOwned = selectDoc + `INDEXED BY doc_owner WHERE owner=? AND kind=? AND id>? ORDER BY id LIMIT ?`

@@ -124,7 +124,7 @@ func scanDoc(v []driver.Value) store.Doc {
 	if v[5] != nil {
 		d.Index = &store.Index{
 			Tenant: text(v[5]), Agent: text(v[6]), Parent: text(v[7]), Root: text(v[8]), CreatedAt: integer(v[9]),
-			Worker: text(v[10]), Attempt: integer(v[11]), Shard: uint8(integer(v[12])), WakeAt: integer(v[13]),
+			Worker: text(v[10]), Attempt: integer(v[11]), Part: store.Part(integer(v[12])), WakeAt: integer(v[13]),
 		}
 	}
 	d.Body, _ = v[14].([]byte)

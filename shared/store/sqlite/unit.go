@@ -111,7 +111,7 @@ func (w *writer) insert(d *store.Doc) (exists bool, err error) {
 	a := w.args[:0].int(int64(d.Kind)).text(d.ID).int(d.Version).key(d.Owner).key(d.Tag)
 	if x := d.Index; x != nil {
 		a = a.text(x.Tenant).text(x.Agent).key(x.Parent).key(x.Root).int(x.CreatedAt)
-		a = a.key(x.Worker).int(x.Attempt).int(int64(x.Shard)).wake(x.WakeAt)
+		a = a.key(x.Worker).int(x.Attempt).int(int64(x.Part)).wake(x.WakeAt)
 	} else {
 		for range 9 {
 			a = a.value(nil)
@@ -172,7 +172,7 @@ func (w *writer) update(d *store.Doc, was head) error {
 	if now.worker != was.worker {
 		c |= changeWorker
 	}
-	if now.wake != was.wake || now.shard != was.shard {
+	if now.wake != was.wake || now.part != was.part {
 		c |= changeDue
 	}
 	if now.fixed == was.fixed {
@@ -191,7 +191,7 @@ func (w *writer) update(d *store.Doc, was head) error {
 		a = a.key(now.worker)
 	}
 	if c&changeDue != 0 {
-		a = a.int(int64(now.shard)).wake(now.wake)
+		a = a.int(int64(now.part)).wake(now.wake)
 	}
 	if c&changeFixed != 0 {
 		a = a.key(d.Owner).key(d.Tag)

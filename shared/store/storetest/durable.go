@@ -23,7 +23,7 @@ func Reopen(t *testing.T, open func(t *testing.T, dir string) store.Store) {
 			compare(t, s, m)
 			if round == 0 {
 				write(s, run("a", store.Index{Tenant: "a", Agent: "a", Root: "a", WakeAt: 2, CreatedAt: 1}))
-				write(s, run("b", store.Index{Tenant: "a", Agent: "ab", Root: "a", Parent: "a", CreatedAt: 2, Worker: "a", Attempt: 2, Shard: 1}))
+				write(s, run("b", store.Index{Tenant: "a", Agent: "ab", Root: "a", Parent: "a", CreatedAt: 2, Worker: "a", Attempt: 2, Part: store.PartEnded}))
 				write(s, unit(ownedBy(create(kStep, "a"), "a"), ownedBy(create(kStep, "b"), "a"), create(kReceipt, "c")))
 			}
 			if round == 1 {

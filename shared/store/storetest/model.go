@@ -18,6 +18,9 @@ import (
 type model map[ref]store.Doc
 
 // refusals returns every outcome that the unit may have; none when it must be written.
+// parts are those of the due index that the model uses.
+var parts = []store.Part{store.PartIdle, store.PartEnded}
+
 func (m model) refusals(u store.Unit) (errs []error) {
 	for _, f := range u.Fences {
 		if d, ok := m[ref{kRun, f.Run}]; !ok || f.Attempt < 1 || d.Index.Attempt != f.Attempt {
@@ -154,7 +157,7 @@ func drawUnit(t *rapid.T) store.Unit {
 				Tenant: runs.Draw(t, "tenant"), Agent: runs.Draw(t, "agent"),
 				Parent: key.Draw(t, "parent"), Root: key.Draw(t, "root"), Worker: key.Draw(t, "worker"),
 				Attempt: instant.Draw(t, "attempt"), CreatedAt: instant.Draw(t, "createdAt"), WakeAt: instant.Draw(t, "wakeAt"),
-				Shard: uint8(rapid.IntRange(0, 1).Draw(t, "shard")),
+				Part: rapid.SampledFrom(parts).Draw(t, "part"),
 			}
 		}
 	}
@@ -211,13 +214,13 @@ func compare(t tb, s store.Store, m model) {
 			read(fmt.Sprint(k, " owned by ", x), docs, err, m.find(func(d store.Doc) bool { return d.Kind == k && d.Owner == x && d.ID > "a" }, byID))
 		}
 	}
-	for shard := range uint8(2) {
-		docs, err := s.Due(ctx, shard, 3, 1, "a", 100)
+	for _, part := range parts {
+		docs, err := s.Due(ctx, part, 3, 1, "a", 100)
 		want := m.find(func(d store.Doc) bool {
 			x := d.Index
-			return x != nil && x.Shard == shard && x.WakeAt <= 3 && (x.WakeAt > 1 || x.WakeAt == 1 && d.ID > "a")
+			return x != nil && x.Part == part && x.WakeAt <= 3 && (x.WakeAt > 1 || x.WakeAt == 1 && d.ID > "a")
 		}, func(a, b store.Doc) int { return cmp.Or(cmp.Compare(a.Index.WakeAt, b.Index.WakeAt), byID(a, b)) })
-		read(fmt.Sprint("due of shard ", shard), docs, err, want)
+		read(fmt.Sprint("due of part ", part), docs, err, want)
 	}
 	for by := store.ByCreated; by <= store.ByWorker; by++ {
 		for _, key := range []string{"a", "ab", ""} {

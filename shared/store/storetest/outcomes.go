@@ -259,7 +259,7 @@ func testInvalid(t *testing.T, open func(t *testing.T) store.Store) {
 		"a document written twice among many": unit(append(many(kStep, 30), create(kStep, "m-3"))...),
 		"a run without an index":              with(create(kRun, "a"), func(w *store.Write) { w.Index = nil }),
 		"a step with an index":                with(create(kStep, "a"), func(w *store.Write) { w.Index = &store.Index{} }),
-		"a shard after the last":              with(create(kRun, "a"), func(w *store.Write) { w.Index.Shard = store.Shards }),
+		"a part that there is not":            with(create(kRun, "a"), func(w *store.Write) { w.Index.Part = store.PartHeld + 1 }),
 		"a negative wake time":                with(create(kRun, "a"), func(w *store.Write) { w.Index.WakeAt = -1 }),
 		"a negative creation time":            with(create(kRun, "a"), func(w *store.Write) { w.Index.CreatedAt = -1 }),
 		"a negative attempt":                  with(create(kRun, "a"), func(w *store.Write) { w.Index.Attempt = -1 }),

@@ -15,7 +15,7 @@ func testDocuments(t *testing.T, open func(t *testing.T) store.Store) {
 		Kind: kRun, ID: "run/ä 1", Version: 1 << 60, Owner: "owner", Tag: "tag",
 		Index: &store.Index{
 			Tenant: "acme", Agent: "checker", Parent: "parent", Root: "root", Worker: "pool-a",
-			Attempt: 1 << 50, CreatedAt: 1_700_000_000_001, WakeAt: math.MaxInt64, Shard: store.Shards - 1,
+			Attempt: 1 << 50, CreatedAt: 1_700_000_000_001, WakeAt: math.MaxInt64, Part: store.PartHeld,
 		},
 		Body: []byte{0, 1, 0xff, 0, '\'', '\n'},
 	}
@@ -83,46 +83,46 @@ func run(id string, x store.Index) store.Unit {
 func testDue(t *testing.T, open func(t *testing.T) store.Store) {
 	s := open(t)
 	must(t, s,
-		run("never", store.Index{Shard: 3}),
-		run("c", store.Index{Shard: 3, WakeAt: 10}),
-		run("a", store.Index{Shard: 3, WakeAt: 20}),
-		run("b", store.Index{Shard: 3, WakeAt: 20}),
-		run("d", store.Index{Shard: 3, WakeAt: 30}),
-		run("e", store.Index{Shard: 4, WakeAt: 10}),
-		run("gone", store.Index{Shard: 3, WakeAt: 10}),
-		run("moved", store.Index{Shard: 3, WakeAt: 10}),
+		run("never", store.Index{Part: store.PartHeld}),
+		run("c", store.Index{Part: store.PartHeld, WakeAt: 10}),
+		run("a", store.Index{Part: store.PartHeld, WakeAt: 20}),
+		run("b", store.Index{Part: store.PartHeld, WakeAt: 20}),
+		run("d", store.Index{Part: store.PartHeld, WakeAt: 30}),
+		run("e", store.Index{Part: store.PartEnded, WakeAt: 10}),
+		run("gone", store.Index{Part: store.PartHeld, WakeAt: 10}),
+		run("moved", store.Index{Part: store.PartHeld, WakeAt: 10}),
 	)
 	moved := update(kRun, "moved", 1)
-	moved.Index.WakeAt, moved.Index.Shard = 0, 3
+	moved.Index.WakeAt, moved.Index.Part = 0, store.PartHeld
 	must(t, s, unit(remove(kRun, "gone", 1), moved))
 
 	cases := map[string]struct {
-		shard     uint8
+		part      store.Part
 		until     int64
 		afterWake int64
 		afterID   string
 		limit     int
 		want      []string
 	}{
-		"due runs come by wake time, then id":                {3, 100, 0, "", 10, []string{"c", "a", "b", "d"}},
-		"a wake time at the bound is due":                    {3, 20, 0, "", 10, []string{"c", "a", "b"}},
-		"a wake time after the bound is not":                 {3, 19, 0, "", 10, []string{"c"}},
-		"nothing is due before the first":                    {3, 9, 0, "", 10, nil},
-		"nothing is due at 0":                                {3, 0, 0, "", 10, nil},
-		"each shard has its own":                             {4, 100, 0, "", 10, []string{"e"}},
-		"a shard without runs has none due":                  {31, 100, 0, "", 10, nil},
-		"a page holds no more than asked for":                {3, 100, 0, "", 2, []string{"c", "a"}},
-		"a cursor within equal times goes on by id":          {3, 100, 20, "a", 10, []string{"b", "d"}},
-		"a cursor need not be a stored run":                  {3, 100, 20, "aa", 1, []string{"b"}},
-		"a cursor without id begins at its time":             {3, 100, 20, "", 10, []string{"a", "b", "d"}},
-		"a cursor at the last run is the end":                {3, 100, 30, "d", 10, nil},
-		"the farthest bound is a bound like another":         {3, math.MaxInt64, 0, "", 10, []string{"c", "a", "b", "d"}},
-		"the cursor still ends at the bound of wake times":   {3, 20, 10, "c", 10, []string{"a", "b"}},
-		"a cursor beyond the bound of wake times finds none": {3, 20, 25, "", 10, nil},
+		"due runs come by wake time, then id":                {store.PartHeld, 100, 0, "", 10, []string{"c", "a", "b", "d"}},
+		"a wake time at the bound is due":                    {store.PartHeld, 20, 0, "", 10, []string{"c", "a", "b"}},
+		"a wake time after the bound is not":                 {store.PartHeld, 19, 0, "", 10, []string{"c"}},
+		"nothing is due before the first":                    {store.PartHeld, 9, 0, "", 10, nil},
+		"nothing is due at 0":                                {store.PartHeld, 0, 0, "", 10, nil},
+		"each part has its own":                              {store.PartEnded, 100, 0, "", 10, []string{"e"}},
+		"a part without runs has none due":                   {store.PartIdle, 100, 0, "", 10, nil},
+		"a page holds no more than asked for":                {store.PartHeld, 100, 0, "", 2, []string{"c", "a"}},
+		"a cursor within equal times goes on by id":          {store.PartHeld, 100, 20, "a", 10, []string{"b", "d"}},
+		"a cursor need not be a stored run":                  {store.PartHeld, 100, 20, "aa", 1, []string{"b"}},
+		"a cursor without id begins at its time":             {store.PartHeld, 100, 20, "", 10, []string{"a", "b", "d"}},
+		"a cursor at the last run is the end":                {store.PartHeld, 100, 30, "d", 10, nil},
+		"the farthest bound is a bound like another":         {store.PartHeld, math.MaxInt64, 0, "", 10, []string{"c", "a", "b", "d"}},
+		"the cursor still ends at the bound of wake times":   {store.PartHeld, 20, 10, "c", 10, []string{"a", "b"}},
+		"a cursor beyond the bound of wake times finds none": {store.PartHeld, 20, 25, "", 10, nil},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
-			got, err := s.Due(t.Context(), c.shard, c.until, c.afterWake, c.afterID, c.limit)
+			got, err := s.Due(t.Context(), c.part, c.until, c.afterWake, c.afterID, c.limit)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -46,7 +46,7 @@ type tb interface {
 func doc(kind store.Kind, id string, version int64) store.Doc {
 	d := store.Doc{Kind: kind, ID: id, Version: version, Body: fmt.Appendf(nil, "%s/%s@%d", kind, id, version)}
 	if kind == store.KindRun {
-		d.Index = &store.Index{Tenant: "acme", Agent: "checker", Root: id, CreatedAt: 1_700_000_000_000, Shard: 7}
+		d.Index = &store.Index{Tenant: "acme", Agent: "checker", Root: id, CreatedAt: 1_700_000_000_000, Part: store.PartHeld}
 	}
 	return d
 }

@@ -89,8 +89,8 @@ func checkWrite(w *store.Write) error {
 	if x == nil {
 		return refuse(w, "has no index")
 	}
-	if x.Shard >= store.Shards {
-		return refuse(w, "shard %d is not below %d", x.Shard, store.Shards)
+	if !x.Part.Valid() {
+		return refuse(w, "there is no part %d of the due index", x.Part)
 	}
 	if x.Attempt < 0 || x.CreatedAt < 0 || x.WakeAt < 0 {
 		return refuse(w, "attempt %d, createdAt %d or wakeAt %d is negative", x.Attempt, x.CreatedAt, x.WakeAt)
