@@ -144,6 +144,9 @@ func endReason(f Failure) run.Reason {
 	if f.Class == run.ClassCanceled && !f.Final {
 		return run.CanceledByRequest
 	}
+	if f.Final && f.Code == string(run.OutcomeUnknown) {
+		return run.OutcomeUnknown
+	}
 	return run.NonRetryable
 }
 

@@ -82,6 +82,7 @@ func TestDecide(t *testing.T) {
 		"a canceled attempt is not retried":      {policy, running(1), Failure{Class: run.ClassCanceled}, ends(run.CanceledByRequest), ""},
 		"unless the agent says it may be":        {policy, running(1), Failure{Class: run.ClassCanceled, Retryable: true}, again(time.Second, run.AgentError), ""},
 		"a used-up budget is final":              {rules(fleet.RetryRule{Class: "budget", Action: fleet.ActionRetry}), running(1), Failure{Class: run.ClassBudget}, ends(run.BudgetExceeded), ""},
+		"an outcome that nobody knows":           {policy, running(1), Failure{Code: "OutcomeUnknown", Final: true}, ends(run.OutcomeUnknown), "the agent says"},
 		"the agent's word ends it":               {policy, running(1), Failure{Code: "E9", Final: true}, ends(run.NonRetryable), "the agent says"},
 		"a canceled run is not tried again":      {policy, with(running(1), func(r *run.Record) { r.State = run.Canceling }), user, ends(run.CanceledByRequest), ""},
 		"nor one that is told to stop":           {policy, with(running(1), func(r *run.Record) { r.Stop = &run.Stop{Class: run.ClassCanceled} }), user, ends(run.CanceledByRequest), ""},

@@ -153,6 +153,7 @@ func EncodeEvents(events []Event) []byte {
 
 func (w *writer) record(r *Record) {
 	w.spec(&r.Spec)
+	w.flag(29, r.Undoable)
 	w.text(30, r.Flow)
 	w.num(31, r.Seq)
 	w.text(32, string(r.State))

@@ -198,6 +198,10 @@ const tagTail = 53
 
 func (r *reader) recordField(x *Record, n byte) bool {
 	switch n {
+	case 29:
+		x.Undoable = true
+	case 30:
+		x.Flow = r.text()
 	case 31:
 		x.Seq = r.num()
 	case 32:

@@ -29,6 +29,7 @@ const (
 	EvScored          EventType = "scored"
 	EvBegan           EventType = "began"
 	EvAdvanced        EventType = "advanced"
+	EvActed           EventType = "acted"
 )
 
 // Event is one entry of a run's history. Fields that a type does not use are empty; the transition table says which

@@ -89,9 +89,12 @@ func (r *Record) fold(e *Event) {
 	case EvReleased:
 		r.endAttempt(e, OutcomeReleased)
 		r.enqueue(e)
+	case EvActed:
+		r.Undoable = true
 	case EvParked:
 		r.endAttempt(e, OutcomeParked)
 		r.Park = e.Park
+		r.Undoable = r.Undoable || e.Park.On == OnChildren // what they did
 	case EvSignaled:
 		r.Signals = append(r.Signals, *e.Signal)
 		r.remember(e.Signal.Key)

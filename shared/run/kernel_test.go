@@ -209,6 +209,27 @@ func TestWhatTheRecordKeeps(t *testing.T) {
 			t.Errorf("record %+v", r)
 		}
 	})
+	t.Run("that it acted, also in its stored form", func(t *testing.T) {
+		for name, x := range map[string]struct {
+			story []Event
+			want  bool
+		}{
+			"an attempt that did nothing to undo":   {[]Event{assigned, started}, false},
+			"one that did":                          {[]Event{assigned, started, {Type: EvActed, Attempt: 1}, backedOff}, true},
+			"one that waited for a person":          {[]Event{assigned, started, parked}, false},
+			"one whose children may have done some": {[]Event{assigned, started, {Type: EvParked, Attempt: 1, Park: &Park{On: OnChildren, Size: 1}}}, true},
+		} {
+			r := tell(t, "", x.story...)
+			again, err := DecodeRecord(Encode(r))
+			if err != nil || r.Undoable != x.want || again.Undoable != x.want {
+				t.Errorf("%s: undoable %t, read back %+v (%v), want %t", name, r.Undoable, again, err, x.want)
+			}
+		}
+		r := tell(t, KindWorkflow, Event{Type: EvBegan}, Event{Type: EvAdvanced, Stage: "check"})
+		if again, err := DecodeRecord(Encode(r)); err != nil || again.Flow != "check" {
+			t.Errorf("stage %q is read back as %+v, %v", r.Flow, again, err)
+		}
+	})
 	t.Run("the newest attempts", func(t *testing.T) {
 		var story []Event
 		for n := 1; n <= MaxAttempts+3; n++ {

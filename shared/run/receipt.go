@@ -20,6 +20,8 @@ const (
 	ReceiptDone      ReceiptState = "done"      // it happened; final
 	ReceiptUnknown   ReceiptState = "unknown"   // whoever performed it is gone, and nobody knows whether it happened
 	ReceiptAbandoned ReceiptState = "abandoned" // it certainly did not happen
+	// ReceiptCompensated: it happened and was undone. A later attempt may perform it anew.
+	ReceiptCompensated ReceiptState = "compensated"
 )
 
 // UnknownPolicy is what follows when nobody knows whether an effect happened.
@@ -67,6 +69,50 @@ type Receipt struct {
 	DoneAt     Instant `json:"d,omitempty"`
 	Result     Payload `json:"res"`
 	ResolvedBy string  `json:"by,omitempty"` // who settled an unknown outcome: a person's name, or ByReconcile
+	// Waiter is the run that was told "unknown" last: it may wait for a person's word.
+	Waiter string `json:"w,omitempty"`
+
+	// Compensable: whoever performs it knows how to undo it.
+	Compensable bool `json:"co,omitempty"`
+	// Round is how often it was undone: what is performed after that is another effect to the outside.
+	Round int `json:"ro,omitempty"`
+	// Undoes is the receipt that this effect undoes; "" for an effect of its own.
+	Undoes string `json:"und,omitempty"`
+}
+
+// Key is what the outside system is given as its idempotency key: the id, until the effect was undone.
+func (r *Receipt) Key() string {
+	if r.Round == 0 {
+		return r.ID
+	}
+	return ReceiptID(r.Tenant, r.Unit, r.Step, fmt.Sprintf("%s\n%d", r.Effect, r.Round))
+}
+
+// UndoEffect names the effect that undoes this one, in the same step. It is another one after each time that it was
+// undone: undo:NAME, undo2:NAME and so on.
+func (r *Receipt) UndoEffect() string {
+	if r.Round == 0 {
+		return undoWord + ":" + r.Effect
+	}
+	return fmt.Sprintf("%s%d:%s", undoWord, r.Round+1, r.Effect)
+}
+
+const (
+	undoWord = "undo"
+	maxUndo  = 24 // bytes that it makes a name longer
+)
+
+// Undone is the name of the effect that an effect of this name undoes; ok is false for an effect of its own. An agent's
+// own effects have no such names.
+func Undone(effect string) (name string, ok bool) {
+	rest, ok := strings.CutPrefix(effect, undoWord)
+	if !ok {
+		return "", false
+	}
+	if name, ok = strings.CutPrefix(strings.TrimLeft(rest, "0123456789"), ":"); !ok {
+		return "", false
+	}
+	return name, true
 }
 
 // ByReconcile is Receipt.ResolvedBy when the agent's own hook settled the outcome.
@@ -104,6 +150,8 @@ type BeginRequest struct {
 	OwnerEnded Instant
 	// DidNotHappen: this call was told "unknown", and its hook found that the effect did not happen.
 	DidNotHappen bool
+	Compensable  bool   // the caller knows how to undo it
+	Undoes       string // see Receipt.Undoes
 }
 
 // Validate says what is wrong with a request, or nil.
@@ -116,7 +164,7 @@ func (q *BeginRequest) Validate() error {
 		{"tenant", q.Tenant, MaxReceiptName, false}, {"unit", q.Unit, MaxReceiptName, false},
 		{"step", q.Step, MaxReceiptName, true}, {"effect", q.Effect, MaxReceiptName, false},
 		{"run", q.Run, MaxReceiptName, false}, {"nonce", q.Nonce, MaxReceiptMark, false},
-		{"requestHash", q.Hash, MaxReceiptMark, false},
+		{"requestHash", q.Hash, MaxReceiptMark, false}, {"undoes", q.Undoes, MaxReceiptMark, true},
 	} {
 		switch {
 		case f.value == "" && !f.empty:
@@ -131,6 +179,8 @@ func (q *BeginRequest) Validate() error {
 		return fmt.Errorf("begin effect %q: onUnknown is %q; want ask, reconcile, repeat or fail", q.Effect, q.Policy)
 	}
 	switch {
+	case q.Compensable && len(q.Effect) > MaxReceiptName-maxUndo:
+		return fmt.Errorf("begin effect %q: its name has %d bytes; one that can be undone has %d at most: %w", Clip(q.Effect, 64), len(q.Effect), MaxReceiptName-maxUndo, ErrTooLarge)
 	case q.Attempt < 1:
 		return fmt.Errorf("begin effect %q: attempt %d; the first is 1", q.Effect, q.Attempt)
 	case q.Now < 1 || q.Until < 1:
@@ -177,7 +227,7 @@ func BeginReceipt(existing *Receipt, q BeginRequest) (next *Receipt, answer Begi
 	if existing.fences(q.Run, q.Attempt) {
 		return nil, BeginAnswer{Begin: BeginFenced, Message: existing.fencedMessage(q.Attempt)}
 	}
-	if existing.State == ReceiptAbandoned {
+	if existing.State == ReceiptAbandoned || existing.State == ReceiptCompensated {
 		return intend(existing, q)
 	}
 	// 2. Something was sent, or may have been: it must be the same request.
@@ -215,6 +265,7 @@ func BeginReceipt(existing *Receipt, q BeginRequest) (next *Receipt, answer Begi
 		return nil, answer
 	}
 	next = existing.change(ReceiptUnknown)
+	next.Waiter = q.Run
 	next.Askers = append(next.Askers, q.Nonce)
 	if n := len(next.Askers); n > MaxAskers {
 		next.Askers = next.Askers[n-MaxAskers:]
@@ -230,7 +281,8 @@ func intend(existing *Receipt, q BeginRequest) (*Receipt, BeginAnswer) {
 	next := existing.change(ReceiptIntent)
 	next.Run, next.Attempt, next.Nonce, next.Hash, next.Policy = q.Run, q.Attempt, q.Nonce, q.Hash, q.Policy
 	next.BegunAt, next.Until, next.Settle = q.Now, q.Until, q.Settle.Milliseconds()
-	next.Askers, next.ResolvedBy = nil, ""
+	next.Askers, next.ResolvedBy, next.Waiter = nil, "", ""
+	next.Compensable, next.Undoes = q.Compensable, q.Undoes
 	return next, BeginAnswer{Begin: BeginProceed, Until: q.Until}
 }
 
@@ -270,6 +322,8 @@ func CommitReceipt(existing *Receipt, q CommitRequest) (next *Receipt, err error
 		return nil, fmt.Errorf("commit effect %q: %s: %w", existing.Effect, existing.fencedMessage(q.Attempt), ErrFenced)
 	case existing.State == ReceiptDone:
 		return nil, nil
+	case existing.State == ReceiptCompensated:
+		return nil, fmt.Errorf("commit effect %q: it was undone: %w", existing.Effect, ErrSettled)
 	case existing.State == ReceiptAbandoned && !holds:
 		return nil, fmt.Errorf("commit effect %q: it is abandoned by attempt %d of run %s: %w", existing.Effect, existing.Attempt, existing.Run, ErrSettled)
 	}
@@ -302,6 +356,8 @@ func AbandonReceipt(existing *Receipt, q AbandonRequest) (next *Receipt, err err
 		return nil, fmt.Errorf("abandon effect %q: it happened at %s: %w", existing.Effect, existing.DoneAt.Time().Format(time.RFC3339), ErrSettled)
 	case existing.State == ReceiptAbandoned:
 		return nil, nil
+	case existing.State == ReceiptCompensated:
+		return nil, fmt.Errorf("abandon effect %q: it was undone: %w", existing.Effect, ErrSettled)
 	}
 	return existing.change(ReceiptAbandoned), nil
 }
@@ -334,6 +390,31 @@ func ResolveReceipt(existing *Receipt, happened bool, result Payload, by string,
 		next.DoneAt, next.Result = now, result
 	}
 	return next, nil
+}
+
+// CompensateReceipt records that an effect was undone. It may be one of which it is unknown whether it happened: whoever
+// undid it made sure that nothing of it is left. Once more, or of what did not happen, it changes nothing.
+func CompensateReceipt(existing *Receipt) (next *Receipt, err error) {
+	switch {
+	case existing == nil:
+		return nil, fmt.Errorf("undo: %w", ErrNoReceipt)
+	case existing.State == ReceiptCompensated || existing.State == ReceiptAbandoned:
+		return nil, nil
+	case existing.State == ReceiptIntent:
+		return nil, fmt.Errorf("undo effect %q: attempt %d of run %s: %w", existing.Effect, existing.Attempt, existing.Run, ErrActing)
+	}
+	next = existing.change(ReceiptCompensated)
+	next.Round++
+	return next, nil
+}
+
+// SettledAt is from when on nothing of an intent can take effect any more; 0 for a receipt that is no intent. ownerEnded
+// is since when its attempt is known to be dead, 0 if it is not.
+func (r *Receipt) SettledAt(ownerEnded Instant) Instant {
+	if r.State != ReceiptIntent {
+		return 0
+	}
+	return r.settled(ownerEnded)
 }
 
 // MarkUnknown is the receipt of an intent whose attempt can act no more, so that people find it; nil when there is
@@ -382,11 +463,11 @@ func DecodeReceipt(body []byte) (*Receipt, error) {
 		return nil, fmt.Errorf("decode receipt: %w: %v", ErrCorrupt, err)
 	}
 	switch r.State {
-	case ReceiptIntent, ReceiptDone, ReceiptUnknown, ReceiptAbandoned:
+	case ReceiptIntent, ReceiptDone, ReceiptUnknown, ReceiptAbandoned, ReceiptCompensated:
 	default:
 		return nil, fmt.Errorf("decode receipt %q in state %q: %w", r.ID, r.State, ErrCorrupt)
 	}
-	if r.ID == "" || r.Version < 1 || r.Run == "" || r.Attempt < 1 || r.Settle < 0 || r.Settle > MaxSettle.Milliseconds() {
+	if r.ID == "" || r.Version < 1 || r.Run == "" || r.Attempt < 1 || r.Settle < 0 || r.Settle > MaxSettle.Milliseconds() || r.Round < 0 {
 		return nil, fmt.Errorf("decode receipt %q, version %d of attempt %d: %w", r.ID, r.Version, r.Attempt, ErrCorrupt)
 	}
 	return r, nil

@@ -244,6 +244,26 @@ func (w *world) resolve(*rapid.T) {
 	}
 }
 
+// undo makes what happened undone: from then on it may happen once more.
+func (w *world) undo(*rapid.T) {
+	if w.stored == nil || w.stored.State != ReceiptDone || len(w.flights) > 0 || w.policy == UnknownRepeat {
+		return
+	}
+	key, round := w.stored.Key(), w.stored.Round
+	next, err := CompensateReceipt(w.stored)
+	if err != nil {
+		w.t.Fatalf("what is done cannot be undone: %v", err)
+	}
+	w.store(next)
+	if w.stored.Key() == key || w.stored.Round != round+1 {
+		w.t.Fatalf("key %s of round %d goes on as %s of round %d", key, round, w.stored.Key(), w.stored.Round)
+	}
+	w.landed = 0
+	for _, c := range w.calls { // their attempt ended before it was undone
+		c.closed = true
+	}
+}
+
 func (w *world) wait(t *rapid.T) {
 	w.now = w.now.Add(time.Duration(rapid.IntRange(1, 6000).Draw(t, "ms")) * time.Millisecond)
 	w.land()
@@ -264,7 +284,7 @@ func TestAnEffectHappensOnce(t *testing.T) {
 			w := &world{t: t, now: t0, settle: 2 * time.Second, run: 1, attempt: 1, died: map[string]Instant{}, policy: policy}
 			actions := []func(*rapid.T){
 				w.begin, w.begin, w.begin, w.send, w.send, w.commit, w.abandon, w.fork, w.replace, w.desert, w.mark,
-				w.resolve, w.wait, w.wait, w.wait,
+				w.resolve, w.undo, w.wait, w.wait, w.wait,
 			}
 			w.fork(t)
 			for range 50 {

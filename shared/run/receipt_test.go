@@ -322,3 +322,78 @@ func FuzzDecodeReceipt(f *testing.F) {
 		BeginReceipt(r, asking("r1", 2, "n2", 50))
 	})
 }
+
+func TestUndoingAnEffect(t *testing.T) {
+	intent := func(change func(*Receipt)) *Receipt {
+		r := &Receipt{ID: ReceiptID("t", "u", "", "e"), Tenant: "t", Unit: "u", Effect: "e", Version: 1, State: ReceiptIntent, Run: "r1", Attempt: 2, Nonce: "n", Hash: "h", BegunAt: t0, Until: t0 + 1000, Compensable: true}
+		if change != nil {
+			change(r)
+		}
+		return r
+	}
+	in := func(s ReceiptState) *Receipt { return intent(func(r *Receipt) { r.State = s }) }
+	for name, x := range map[string]struct {
+		of   *Receipt
+		want ReceiptState // "" for unchanged
+		err  error
+	}{
+		"what happened is undone":                         {in(ReceiptDone), ReceiptCompensated, nil},
+		"so is what may have happened":                    {in(ReceiptUnknown), ReceiptCompensated, nil},
+		"what is undone stays so":                         {in(ReceiptCompensated), "", nil},
+		"of what did not happen nothing is left":          {in(ReceiptAbandoned), "", nil},
+		"what may be under way cannot be undone":          {in(ReceiptIntent), "", ErrActing},
+		"there is nothing to undo where nothing was done": {nil, "", ErrNoReceipt},
+	} {
+		t.Run(name, func(t *testing.T) {
+			next, err := CompensateReceipt(x.of)
+			if !errors.Is(err, x.err) {
+				t.Fatalf("error %v, want %v", err, x.err)
+			}
+			if (next == nil) != (x.want == "") || next != nil && next.State != x.want {
+				t.Fatalf("got %+v, want state %q", next, x.want)
+			}
+		})
+	}
+	t.Run("it may be performed anew, under another key, and undone by another effect", func(t *testing.T) {
+		done := in(ReceiptDone)
+		undone, err := CompensateReceipt(done)
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, answer := BeginReceipt(undone, BeginRequest{
+			Tenant: "t", Unit: "u", Effect: "e", Run: "r2", Attempt: 1, Nonce: "m", Hash: "other", Policy: UnknownAsk, Now: t0 + 9000, Until: t0 + 9500, Compensable: true,
+		})
+		if answer.Begin != BeginProceed || again.ID != done.ID || again.Key() == done.Key() || done.Key() != done.ID {
+			t.Fatalf("answer %+v, receipt %+v", answer, again)
+		}
+		if a, b := done.UndoEffect(), again.UndoEffect(); a != "undo:e" || b != "undo2:e" {
+			t.Fatalf("undone by %q, then by %q", a, b)
+		}
+	})
+	t.Run("nobody's late word makes it happen again", func(t *testing.T) {
+		undone := in(ReceiptCompensated)
+		if _, err := CommitReceipt(undone, CommitRequest{Run: "r1", Attempt: 2, Now: t0}); !errors.Is(err, ErrSettled) {
+			t.Errorf("commit: %v", err)
+		}
+		if _, err := AbandonReceipt(undone, AbandonRequest{Run: "r1", Attempt: 2}); !errors.Is(err, ErrSettled) {
+			t.Errorf("abandon: %v", err)
+		}
+		if _, err := ResolveReceipt(undone, true, Payload{}, "ann", t0); !errors.Is(err, ErrSettled) {
+			t.Errorf("resolve: %v", err)
+		}
+	})
+	t.Run("names of effects that undo are told from others", func(t *testing.T) {
+		for name, want := range map[string]string{"undo:mail": "mail", "undo12:mail:a": "mail:a", "undo": "", "undone:x": "", "mail": "", "undo:": ""} {
+			got, ok := Undone(name)
+			if got != want || ok != (want != "" || name == "undo:") {
+				t.Errorf("%q undoes %q, %t", name, got, ok)
+			}
+		}
+	})
+	t.Run("who was told unknown last is remembered until somebody acts", func(t *testing.T) {
+		told, _ := BeginReceipt(in(ReceiptUnknown), BeginRequest{Tenant: "t", Unit: "u", Effect: "e", Run: "r3", Attempt: 1, Nonce: "m", Hash: "h", Policy: UnknownAsk, Now: t0 + 9000, Until: t0 + 9500})
+		if told == nil || told.Waiter != "r3" {
+			t.Fatalf("%+v", told)
+		}
+	})
+}

@@ -225,6 +225,9 @@ type Record struct {
 	// look of a held or unschedulable run, park limit, kill-by, removal of a finished run.
 	Due Instant
 
+	// Undoable: an attempt, or a run that it called, may have performed effects that an end without success undoes.
+	Undoable bool
+
 	Output  Payload
 	Flow    string // of a workflow: the stage that it is in
 	Park    *Park
