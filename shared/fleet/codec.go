@@ -21,10 +21,11 @@ type envelope struct {
 // These have the fields of the objects and not their methods: the encoding of a
 // spec must not call itself.
 type (
-	agentSpec   Agent
-	targetSpec  Target
-	tenantSpec  Tenant
-	triggerSpec Trigger
+	agentSpec    Agent
+	targetSpec   Target
+	tenantSpec   Tenant
+	workflowSpec Workflow
+	triggerSpec  Trigger
 )
 
 // Encode returns the canonical form, one JSON document {apiVersion, kind,
@@ -39,6 +40,8 @@ func Encode(obj Object) ([]byte, error) {
 		spec = (*targetSpec)(o)
 	case *Tenant:
 		spec = (*tenantSpec)(o)
+	case *Workflow:
+		spec = (*workflowSpec)(o)
 	case *Trigger:
 		spec = (*triggerSpec)(o)
 	default:
@@ -87,6 +90,8 @@ func Decode(data []byte) (Object, error) {
 		spec = (*targetSpec)(o)
 	case *Tenant:
 		spec = (*tenantSpec)(o)
+	case *Workflow:
+		spec = (*workflowSpec)(o)
 	case *Trigger:
 		spec = (*triggerSpec)(o)
 	}
@@ -120,6 +125,9 @@ func (t Target) MarshalJSON() ([]byte, error) { return Encode(&t) }
 func (t Tenant) MarshalJSON() ([]byte, error) { return Encode(&t) }
 
 // MarshalJSON returns the canonical form, see Encode.
+func (w Workflow) MarshalJSON() ([]byte, error) { return Encode(&w) }
+
+// MarshalJSON returns the canonical form, see Encode.
 func (t Trigger) MarshalJSON() ([]byte, error) { return Encode(&t) }
 
 // UnmarshalJSON reads the canonical form, see Decode.
@@ -130,6 +138,9 @@ func (t *Target) UnmarshalJSON(data []byte) error { return decodeInto(t, data) }
 
 // UnmarshalJSON reads the canonical form, see Decode.
 func (t *Tenant) UnmarshalJSON(data []byte) error { return decodeInto(t, data) }
+
+// UnmarshalJSON reads the canonical form, see Decode.
+func (w *Workflow) UnmarshalJSON(data []byte) error { return decodeInto(w, data) }
 
 // UnmarshalJSON reads the canonical form, see Decode.
 func (t *Trigger) UnmarshalJSON(data []byte) error { return decodeInto(t, data) }
@@ -155,6 +166,9 @@ func (t *Target) Hash() string { return hash(t) }
 
 // Hash is 32 hexadecimal digits over the canonical form.
 func (t *Tenant) Hash() string { return hash(t) }
+
+// Hash is 32 hexadecimal digits over the canonical form.
+func (w *Workflow) Hash() string { return hash(w) }
 
 // Hash is 32 hexadecimal digits over the canonical form.
 func (t *Trigger) Hash() string { return hash(t) }

@@ -29,7 +29,8 @@ func fill(v reflect.Value) {
 		fill(v.Index(0))
 		fill(v.Index(1))
 	case reflect.Map:
-		v.Set(reflect.ValueOf(map[string]string{"k": "v"}))
+		v.Set(reflect.MakeMap(v.Type()))
+		v.SetMapIndex(reflect.ValueOf("k"), reflect.ValueOf("v").Convert(v.Type().Elem()))
 	case reflect.String:
 		v.SetString("s")
 	case reflect.Int, reflect.Int64:
@@ -125,7 +126,7 @@ func TestDecodeRefuses(t *testing.T) {
 	tests := map[string]struct{ form, want string }{
 		"what is no JSON":    {`{`, "fleet: decode: unexpected EOF"},
 		"another version":    {`{"apiVersion":"errand.dev/v2","kind":"Agent"}`, `fleet: decode: apiVersion "errand.dev/v2", want errand.dev/v1`},
-		"an unknown kind":    {`{"apiVersion":"errand.dev/v1","kind":"Pod"}`, `fleet: no kind "Pod"; the kinds are Agent, Target, Tenant, Trigger`},
+		"an unknown kind":    {`{"apiVersion":"errand.dev/v1","kind":"Pod"}`, `fleet: no kind "Pod"; the kinds are Agent, Target, Tenant, Workflow, Trigger`},
 		"an unknown field":   {`{"apiVersion":"errand.dev/v1","kind":"Tenant","metadata":{"name":"t"},"spec":{"limit":1}}`, `fleet: decode Tenant "t": json: unknown field "limit"`},
 		"a bad duration":     {`{"apiVersion":"errand.dev/v1","kind":"Agent","metadata":{"name":"a"},"spec":{"retain":"x"}}`, `is not a duration`},
 		"something behind":   {`{"apiVersion":"errand.dev/v1","kind":"Tenant","spec":{}} {}`, "fleet: decode: more than one JSON document"},

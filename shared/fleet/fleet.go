@@ -1,6 +1,6 @@
 // Package fleet holds what is declared: agents, the targets they may run on, the
-// tenants they run for, and the triggers that make runs of what arrives, with
-// their defaults, their rules and one canonical encoding.
+// tenants they run for, workflows of agents, and the triggers that make runs of
+// what arrives, with their defaults, their rules and one canonical encoding.
 //
 // Layer 0: standard library only, and nothing here blocks, reads a clock or
 // draws randomness. Reading YAML is the business of package manifest.
@@ -19,10 +19,11 @@ const APIVersion = "errand.dev/v1"
 
 // The kinds of this package.
 const (
-	KindAgent   = "Agent"
-	KindTarget  = "Target"
-	KindTenant  = "Tenant"
-	KindTrigger = "Trigger"
+	KindAgent    = "Agent"
+	KindTarget   = "Target"
+	KindTenant   = "Tenant"
+	KindWorkflow = "Workflow"
+	KindTrigger  = "Trigger"
 )
 
 // Object is one declared thing.
@@ -73,7 +74,9 @@ type Meta struct {
 func (m *Meta) Metadata() *Meta { return m }
 
 // Kinds lists the kinds that can be declared, in the order to show them.
-func Kinds() []string { return []string{KindAgent, KindTarget, KindTenant, KindTrigger} }
+func Kinds() []string {
+	return []string{KindAgent, KindTarget, KindTenant, KindWorkflow, KindTrigger}
+}
 
 // New returns an object of the kind with those defaults set that do not depend
 // on other fields, ready to be decoded into.
@@ -85,6 +88,8 @@ func New(kind string) (Object, error) {
 		return &Target{}, nil
 	case KindTenant:
 		return &Tenant{}, nil
+	case KindWorkflow:
+		return &Workflow{}, nil
 	case KindTrigger:
 		return &Trigger{}, nil
 	}

@@ -32,4 +32,12 @@ const (
 	MaxBudgetUSD      = 1e9
 	MaxBudgetTokens   = int64(1e15)
 	MaxDurationInDays = 3660 // of every length of time
+	MaxStages         = 100
+	MaxBranches       = 100    // of one stage, and cases of one route
+	MaxFanOut         = 10_000 // items of one stage
+	MaxRounds         = 100    // of a loop
+	MaxVisits         = 100    // of one stage
+	MaxFieldRules     = 100    // of one merge
+	MaxApprovers      = 50     // of one gate
+	MaxTitleLength    = 500    // of a gate
 )

@@ -302,6 +302,7 @@ func TestGoodObjectsHaveNoProblems(t *testing.T) {
 			Meta: Meta{Name: "t"}, PubSub: &PubSubSource{Topic: "projects/p/topics/orders", MaxAttempts: 7}, Run: TriggerRun{Agent: "a", Input: "message.data"},
 		},
 		"a trigger at an address": &Trigger{Meta: Meta{Name: "t"}, HTTP: &HTTPSource{SecretRef: "env:KEY,file:/run/old"}, Run: TriggerRun{Agent: "a"}},
+		"a workflow":              goodWorkflow(),
 	}
 	for name, obj := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -202,7 +202,7 @@ m:10:18: spec.borrow.from: "A" is not a name; want lower-case letters, digits an
 		},
 		"a kind that is to come": {
 			"apiVersion: errand.dev/v1\nkind: Workflow\nspec: {anything: 1}\n",
-			"m:2:7: kind: Workflow of errand.dev/v1 is not supported yet; supported are Agent, Target, Tenant, Trigger of errand.dev/v1",
+			"m:2:7: kind: Workflow of errand.dev/v1 is not supported yet; supported are Agent, Target, Tenant, Workflow, Trigger of errand.dev/v1",
 		},
 		"expressions of a trigger that do not compile": {
 			"apiVersion: errand.dev/v1\nkind: Trigger\nmetadata: {name: orders}\nspec:\n  pubsub: {topic: orders}\n  run:\n    agent: clerk\n    input: mesage.data\n    key: \"message.data[\"\n",
@@ -215,23 +215,23 @@ m:10:18: spec.borrow.from: "A" is not a name; want lower-case letters, digits an
 		},
 		"a foreign kind that is to come": {
 			"apiVersion: batch/v1\nkind: CronJob\n---\napiVersion: run.googleapis.com/v1\nkind: WorkerPool\n",
-			"m:2:7: kind: CronJob of batch/v1 is not supported yet; supported are Agent, Target, Tenant, Trigger of errand.dev/v1\nm:5:7: kind: WorkerPool of run.googleapis.com/v1 is not supported yet; supported are Agent, Target, Tenant, Trigger of errand.dev/v1",
+			"m:2:7: kind: CronJob of batch/v1 is not supported yet; supported are Agent, Target, Tenant, Workflow, Trigger of errand.dev/v1\nm:5:7: kind: WorkerPool of run.googleapis.com/v1 is not supported yet; supported are Agent, Target, Tenant, Workflow, Trigger of errand.dev/v1",
 		},
 		"a kind that does not exist": {
 			"apiVersion: errand.dev/v1\nkind: Agnet\n---\napiVersion: batch/v1\nkind: Pod\n",
-			"m:2:7: kind: unknown kind \"Agnet\" of errand.dev/v1; did you mean `Agent`; supported are Agent, Target, Tenant, Trigger of errand.dev/v1\nm:5:7: kind: unknown kind \"Pod\" of batch/v1; supported are Agent, Target, Tenant, Trigger of errand.dev/v1",
+			"m:2:7: kind: unknown kind \"Agnet\" of errand.dev/v1; did you mean `Agent`; supported are Agent, Target, Tenant, Workflow, Trigger of errand.dev/v1\nm:5:7: kind: unknown kind \"Pod\" of batch/v1; supported are Agent, Target, Tenant, Workflow, Trigger of errand.dev/v1",
 		},
 		"a version that does not exist": {
 			"apiVersion: errand.dev/v2\nkind: Agent\n---\napiVersion: apps/v1\nkind: Deployment\n",
-			"m:1:13: apiVersion: unknown apiVersion \"errand.dev/v2\"; did you mean `errand.dev/v1`; supported are Agent, Target, Tenant, Trigger of errand.dev/v1\nm:4:13: apiVersion: unknown apiVersion \"apps/v1\"; supported are Agent, Target, Tenant, Trigger of errand.dev/v1",
+			"m:1:13: apiVersion: unknown apiVersion \"errand.dev/v2\"; did you mean `errand.dev/v1`; supported are Agent, Target, Tenant, Workflow, Trigger of errand.dev/v1\nm:4:13: apiVersion: unknown apiVersion \"apps/v1\"; supported are Agent, Target, Tenant, Workflow, Trigger of errand.dev/v1",
 		},
 		"no kind": {
 			"apiVersion: errand.dev/v1\n",
-			"m:1:1: kind: required; supported are Agent, Target, Tenant, Trigger of errand.dev/v1",
+			"m:1:1: kind: required; supported are Agent, Target, Tenant, Workflow, Trigger of errand.dev/v1",
 		},
 		"kind and version of a wrong type": {
 			"apiVersion: [1]\n---\napiVersion: errand.dev/v1\nkind: {}\n",
-			"m:1:13: apiVersion: a list where a text is needed; write apiVersion: errand.dev/v1\nm:4:7: kind: a mapping where a text is needed; supported are Agent, Target, Tenant, Trigger of errand.dev/v1",
+			"m:1:13: apiVersion: a list where a text is needed; write apiVersion: errand.dev/v1\nm:4:7: kind: a mapping where a text is needed; supported are Agent, Target, Tenant, Workflow, Trigger of errand.dev/v1",
 		},
 		"a document that is no object": {
 			"just words\n",
