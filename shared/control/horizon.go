@@ -24,7 +24,7 @@ func (ix *index) roomForTimers() bool { return ix.asleep() <= ix.cfg.MaxTimers/2
 func (ix *index) cut(to run.Instant) {
 	ix.horizon = to
 	ix.timers.drop(func(t timer) bool {
-		return t.when > to && ix.runs[t.key] == nil && t.key != patientKey && t.key != backlogKey
+		return t.when > to && ix.runs[t.key] == nil && t.key != patientKey && t.key != backlogKey && t.key != kinWakeKey
 	})
 }
 

@@ -50,6 +50,7 @@ type index struct {
 	losses       []edit   // attempts whose executors are gone, and that could not be taken back yet
 	left         []string // runs of which the store may know more
 	sweep        bool     // look for what became due and nobody told of
+	kin          kinship  // runs that go on by their children
 
 	stops map[string]run.Reason // live attempts that are told to end
 }
@@ -59,6 +60,7 @@ type tracked struct {
 	seq           int64
 	state         run.State
 	agent, tenant string
+	parent        string
 	class         queue.Class
 	live          *live
 }
@@ -160,6 +162,7 @@ func newIndex(cfg Config) *index {
 		workers:     make(map[string]*worker),
 		stops:       make(map[string]run.Reason),
 		boxes:       make(map[string]*outbox),
+		kin:         newKinship(),
 		removal:     &retention{next: 1}, // what is there to remove is not known yet
 	}
 }
@@ -271,6 +274,7 @@ func (ix *index) set(p *Plane, r *run.Record, gone bool) (turn bool, after effec
 		}
 		ix.queue.Push(ix.entryOf(p, r, t.class))
 		turn = true
+	case r.State == run.Queued && r.Kind != run.KindAgent: // it waits for no slot
 	case r.State == run.Queued:
 		ix.enqueue(p, r)
 		turn = true
@@ -284,7 +288,11 @@ func (ix *index) set(p *Plane, r *run.Record, gone bool) (turn bool, after effec
 			after = effect{stop: true, target: l.target, n: l.n, reason: l.stop, grace: r.Due.Sub(r.UpdatedAt) - p.cfg.WorkerLease}
 		}
 	}
-	// 4. When to look again. What is in memory anyway has its wake-up there, however far that is; the others' are read
+	// 4. Those whom it concerns.
+	if !gone && p.leads() && ix.related(p, r) {
+		turn = true
+	}
+	// 5. When to look again. What is in memory anyway has its wake-up there, however far that is; the others' are read
 	// from the store in time.
 	when := ix.wakeOf(r)
 	switch {
@@ -350,7 +358,7 @@ func (ix *index) count(t *tracked, queued, live, rest int) {
 
 // track makes the entry of a run and its class.
 func (ix *index) track(p *Plane, r *run.Record) *tracked {
-	t := &tracked{seq: r.Seq, state: r.State, agent: r.Agent, tenant: r.Tenant}
+	t := &tracked{seq: r.Seq, state: r.State, agent: r.Agent, tenant: r.Tenant, parent: r.Parent}
 	session := sessionKey(r)
 	t.class = classOf(r.Agent, r.Revision, r.Tenant, session)
 	c := ix.classes[t.class]

@@ -108,10 +108,12 @@ func (p *Plane) Step(ctx context.Context, now run.Instant) (more bool) {
 	if !p.caughtUp(ctx) || !p.reread(ctx, now) {
 		return more // nothing is placed while a slot may be taken, or a target gone, of which this process does not know
 	}
-	// 3. Arrivals, queue and placement, bound in one commit.
+	// 3. Runs that go on by their children.
+	more = p.stepFamilies(ctx, now) || more
+	// 4. Arrivals, queue and placement, bound in one commit.
 	bindings, now, again := p.stepPlace(ctx, now)
 	assigned := p.stepBind(ctx, bindings, now)
-	// 4. Delivery.
+	// 5. Delivery.
 	p.stepDeliver(ctx, assigned)
 	p.stepShares(ctx, now)
 	p.stepRetention(ctx, now)
@@ -184,6 +186,10 @@ func (p *Plane) takeOver(ctx context.Context, now run.Instant) error {
 	p.records.clear()
 	ix := newIndex(p.cfg)
 	ix.horizon = now.Add(horizon)
+	ix.kin.since = now
+	if !p.store.Exclusive() {
+		ix.kin.since = now.Add(kinMargin)
+	}
 	p.mu.Lock()
 	p.ix = ix
 	for _, x := range p.declared.list("") {
@@ -292,9 +298,9 @@ func (p *Plane) admitStored(ctx context.Context, d store.Doc) (*run.Record, erro
 	if err != nil {
 		return nil, fmt.Errorf("run %s: %w", d.ID, err)
 	}
-	if _, err := p.agentAt(ctx, r.Agent, r.Revision); err != nil {
+	if r.Kind == run.KindAgent {
 		var refusal *Refusal
-		if !errors.As(err, &refusal) {
+		if _, err := p.agentAt(ctx, r.Agent, r.Revision); err != nil && !errors.As(err, &refusal) {
 			return nil, err
 		}
 	}

@@ -50,7 +50,13 @@ func (p *Plane) Report(ctx context.Context, reports []runtime.Report) []runtime.
 			results[unitOf[k]].Err = err
 		}
 	}
-	// 2. Changes of the record.
+	// 2. Children that an attempt parks on.
+	for i := range reports {
+		if results[i].Err == nil && len(reports[i].Calls) > 0 {
+			results[i].Err = p.parkedCalls(ctx, &reports[i])
+		}
+	}
+	// 3. Changes of the record.
 	var edits []edit
 	var editOf []int
 	for i := range reports {
@@ -65,7 +71,7 @@ func (p *Plane) Report(ctx context.Context, reports []runtime.Report) []runtime.
 			results[editOf[k]].Err = o.err
 		}
 	}
-	// 3. What the attempt must know.
+	// 4. What the attempt must know.
 	asked := make([]*runtime.Result, len(results))
 	written := make(map[int]*run.Record, len(outcomes))
 	for i := range results {
@@ -112,8 +118,14 @@ func checkReport(r *runtime.Report) error {
 		switch {
 		case r.Park == nil || !validName(r.Park.Step):
 			return bad("park names no step")
-		case r.Park.On != run.OnTimer && r.Park.On != run.OnInput:
-			return bad("park on %.40q, want timer or input", r.Park.On)
+		case r.Park.On != run.OnTimer && r.Park.On != run.OnInput && r.Park.On != run.OnChildren:
+			return bad("park on %.40q, want timer, input or children", r.Park.On)
+		case r.Park.On == run.OnChildren && r.Park.Until != 0:
+			return bad("park on children says a time; give the children a deadline")
+		case r.Park.On == run.OnChildren && (r.Park.Size < 0 || r.Park.Size > run.MaxChildren || r.Park.Tolerate < 0 || r.Park.Need < 0 || r.Park.Need > r.Park.Size):
+			return bad("park on %d children, %d to succeed, %d may fail; want up to %d children and no more than there are to succeed", r.Park.Size, r.Park.Need, r.Park.Tolerate, run.MaxChildren)
+		case len(r.Calls) > 0 && (r.Park.On != run.OnChildren || len(r.Calls) != r.Park.Size):
+			return bad("park on %s with %d calls and a size of %d; want as many children as are called", r.Park.On, len(r.Calls), r.Park.Size)
 		case r.Park.On == run.OnInput && !validName(r.Park.Name):
 			return bad("park on input names no signal")
 		case r.Park.On == run.OnTimer && r.Park.Until == 0:
@@ -380,7 +392,7 @@ func (p *Plane) reported(r *runtime.Report) edit {
 		usage := p.usageOf(rec.ID, r)
 		// 3. An attempt that was told to stop has ended: whatever it says, its result is not taken.
 		if rec.State == run.Canceling {
-			d.events = append(d.events, p.ended(rec, run.Event{Type: run.EvCanceled, Attempt: r.N, At: now, Reason: rec.Reason, Class: run.ClassCanceled, Usage: usage, Sure: vouches(r)}))
+			d.events = append(d.events, p.ended(rec, run.Event{Type: run.EvCanceled, Attempt: r.N, At: now, Reason: rec.Reason, Message: rec.Message, Class: run.ClassCanceled, Usage: usage, Sure: vouches(r)}))
 			return d, nil
 		}
 		if rec.Stop != nil {

@@ -27,23 +27,27 @@ func (p *Plane) Cancel(ctx context.Context, id string, c CancelRequest) (*run.Re
 		return nil, refuse(CodeInvalid, "cancel run %s: grace %s, %s at most", id, c.Grace, maxGrace)
 	}
 	o := p.change(ctx, edit{id: id, decide: func(_ context.Context, r *run.Record, now run.Instant) (draft, error) {
-		if r.State.Terminal() || r.State == run.Canceling {
-			return draft{}, nil
-		}
-		asked := run.Event{Type: run.EvCancelRequested, At: now, Actor: c.Actor, Reason: run.CanceledByRequest, Message: c.Reason}
-		end := run.Event{Type: run.EvCanceled, At: now, Actor: c.Actor, Reason: run.CanceledByRequest, Message: c.Reason}
-		if r.Live() {
-			asked.Attempt, asked.Due = r.Attempt, now.Add(c.Grace+p.cfg.WorkerLease)
-			if r.State != run.Assigned || !p.isClaimed(r) {
-				return draft{events: []run.Event{asked}}, nil
-			}
-			// Nobody has claimed it, and a claim that comes later is refused: there is nothing to wait for.
-			end.Attempt, end.Class, end.Sure = r.Attempt, run.ClassCanceled, true
-		}
-		end = p.ended(r, end)
-		return draft{events: []run.Event{asked, end}}, nil
+		return p.cancelation(r, c, run.CanceledByRequest, now), nil
 	}})
 	return o.rec, o.err
+}
+
+// cancelation ends a run for the reason, at once where nothing executes it; nothing where it has ended or is about to.
+func (p *Plane) cancelation(r *run.Record, c CancelRequest, reason run.Reason, now run.Instant) draft {
+	if r.State.Terminal() || r.State == run.Canceling {
+		return draft{}
+	}
+	asked := run.Event{Type: run.EvCancelRequested, At: now, Actor: c.Actor, Reason: reason, Message: c.Reason}
+	end := run.Event{Type: run.EvCanceled, At: now, Actor: c.Actor, Reason: reason, Message: c.Reason}
+	if r.Live() {
+		asked.Attempt, asked.Due = r.Attempt, now.Add(c.Grace+p.cfg.WorkerLease)
+		if r.State != run.Assigned || !p.isClaimed(r) {
+			return draft{events: []run.Event{asked}}
+		}
+		// Nobody has claimed it, and a claim that comes later is refused: there is nothing to wait for.
+		end.Attempt, end.Class, end.Sure = r.Attempt, run.ClassCanceled, true
+	}
+	return draft{events: []run.Event{asked, p.ended(r, end)}}
 }
 
 // Suspend stops a run until it is resumed. A live attempt is told to end and is given back. The run's deadline goes on.

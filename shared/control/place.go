@@ -106,6 +106,10 @@ func (p *Plane) placeOne(walk *queue.Pass, e queue.Entry, fresh map[string]*arri
 		ix.left = append(ix.left, e.ID) // the agent's declaration must be read first
 		return b, false
 	}
+	if t := ix.runs[e.ID]; t != nil && t.parent != "" && ix.kin.orphaned(t.parent) {
+		walk.Skip(e) // it is about to be canceled
+		return b, false
+	}
 	agent := c.agent.object.(*fleet.Agent)
 	if c.session != "" && ix.sessions[c.session] != "" {
 		c.limit = "its session is busy with run " + ix.sessions[c.session]
@@ -429,7 +433,7 @@ func (p *Plane) reread(ctx context.Context, now run.Instant) (all bool) {
 		for i, r := range records {
 			var refusal *Refusal
 			err := errs[i]
-			if err == nil {
+			if err == nil && r.Kind == run.KindAgent {
 				// The declaration that the run keeps must be in memory before the run is queued.
 				_, err = p.agentAt(ctx, r.Agent, r.Revision)
 			}

@@ -151,7 +151,7 @@ func (p *Plane) due(id string) edit {
 		}
 		// 1. The run's own deadline, whatever it is doing. A running attempt is told to end first, and keeps its slot
 		//    until it did.
-		if rec.Deadline != 0 && rec.Deadline <= now && rec.State != run.Canceling && rec.State != run.Running {
+		if rec.Deadline != 0 && rec.Deadline <= now && rec.State != run.Canceling && (rec.State != run.Running || rec.Kind != run.KindAgent) {
 			e := run.Event{
 				Type: run.EvFailed, At: now, Attempt: rec.Attempt, Reason: run.DeadlineExceeded, Class: run.ClassTimeout,
 				Message: fmt.Sprintf("the run was %s at its deadline", rec.State),
@@ -193,6 +193,9 @@ func (p *Plane) due(id string) edit {
 				return d, p.startFailed(ctx, &d, rec, "its start was not confirmed in time", now)
 			}
 		case run.Running:
+			if rec.Kind != run.KindAgent {
+				return d, nil
+			}
 			p.runningDue(&d, rec, over, now)
 			if rec.Stop != nil && over {
 				f := retry.Failure{Class: rec.Stop.Class, Message: fmt.Sprintf("%s; the attempt did not confirm its end", rec.Stop.Reason)}
@@ -271,6 +274,12 @@ func (p *Plane) stepDue(ctx context.Context, now run.Instant) (more bool) {
 			continue
 		case backlogKey:
 			p.ix.backlog = true
+			continue
+		case kinWakeKey:
+			for _, id := range p.ix.kin.later {
+				p.ix.kin.lookAt(id)
+			}
+			p.ix.kin.later = nil
 			continue
 		case lossesKey:
 			lost, p.ix.losses = p.ix.losses, nil

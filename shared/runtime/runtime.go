@@ -103,6 +103,13 @@ const (
 	Logged    ReportType = "logs"
 )
 
+// Call asks for a child of the run.
+type Call struct {
+	Agent    string          `json:"agent,omitempty"` // it or Workflow
+	Workflow string          `json:"workflow,omitempty"`
+	Input    json.RawMessage `json:"input,omitempty"`
+}
+
 // Report is what an executor says of its attempt. Fields follow the type.
 type Report struct {
 	Type   ReportType
@@ -120,6 +127,8 @@ type Report struct {
 	Final    bool            // fail: the agent says that retrying is useless
 	RetryIn  time.Duration   // fail: the agent or a server asked for this wait
 	Park     *run.Park       // park
+	Calls    []Call          // park on children: those that are called with it
+	Max      int             // how many of them execute at a time; 0 for any number
 	Step     *Step           // step
 	Fraction float64         // progress, 0..1
 	Logs     []LogLine       // logs
