@@ -12,7 +12,7 @@ func DecodeBrief(body []byte, into *Record) error {
 	in := reader{b: body}
 	in.open()
 	*into = Record{Spec: Spec{CreatedAt: in.base}}
-	for n := in.tag(); n != 0 && n < tagTail; n = in.tag() {
+	for n := in.tag(); n != 0 && (n < tagTail || n > tagDetail); n = in.tag() {
 		if !in.recordField(into, n) {
 			in.fail(errUnknown)
 		}

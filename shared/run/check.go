@@ -24,6 +24,7 @@ func (s *Spec) Validate() error {
 		{"unit", s.Unit, MaxKey, false}, {"parent", s.Parent, MaxName, false}, {"root", s.Root, MaxName, false},
 		{"stage", s.Stage, MaxName, false}, {"retryOf", s.RetryOf, MaxName, false}, {"session", s.Session, MaxName, false},
 		{"trace", s.Trace, MaxKey, false}, {"of", s.Of, MaxName, s.Mode != ""},
+		{"requester", s.Requester, MaxName, false},
 	} {
 		if f.needed && f.value == "" {
 			return fmt.Errorf("run %s: %s is missing: %w", s.ID, f.name, ErrInvalid)
@@ -67,7 +68,7 @@ func (s *Spec) Validate() error {
 		return fmt.Errorf("run %s: it is in %d groups, the limit is %d: %w", s.ID, len(s.Groups), MaxGroups, ErrTooLarge)
 	case s.Priority < 0 || s.Priority > MaxPriority:
 		return fmt.Errorf("run %s: priority %d; want 0 to %d: %w", s.ID, s.Priority, MaxPriority, ErrInvalid)
-	case s.CreatedAt < 1 || s.NotBefore < 0 || s.Deadline < 0 || s.RetainFor < 0:
+	case s.CreatedAt < 1 || s.NotBefore < 0 || s.Deadline < 0 || s.Latest < 0 || s.RetainFor < 0:
 		return fmt.Errorf("run %s: a time is missing or negative: %w", s.ID, ErrInvalid)
 	case !within(s.BudgetUSD, MaxUSD) || s.BudgetToken < 0 || s.BudgetToken > MaxTokens:
 		return fmt.Errorf("run %s: budget of %v USD and %d tokens; want 0 to %v and %v: %w", s.ID, s.BudgetUSD, s.BudgetToken, MaxUSD, MaxTokens, ErrInvalid)
@@ -128,6 +129,8 @@ func (e *Event) check() error {
 		missing = "a target"
 	case e.Type == EvParked && e.Park == nil:
 		missing = "what it waits for"
+	case e.Type == EvGateChanged && e.Code == "":
+		missing = "the code that says what"
 	case e.Type == EvSignaled && e.Signal == nil:
 		missing = "a signal"
 	case e.Type == EvScored && e.Score == nil:
@@ -164,8 +167,8 @@ func (p *Park) check() error {
 	if p.Size < 0 || p.Size > MaxChildren || p.Need < 0 || p.Need > p.Size || p.Tolerate < 0 {
 		return fmt.Errorf("a run waits for %d children, %d of them to succeed and %d at most to fail; %d children may be: %w", p.Size, p.Need, p.Tolerate, MaxChildren, ErrTooLarge)
 	}
-	if p.Until < 0 || p.Seq < 0 {
-		return fmt.Errorf("a run waits until %d at step %d: %w", p.Until, p.Seq, ErrInvalid)
+	if p.Until < 0 || p.Seq < 0 || p.Left < 0 || p.Left > maxCount || p.Left > 0 && p.On != OnGate {
+		return fmt.Errorf("a run waits until %d at step %d with %d ms left: %w", p.Until, p.Seq, p.Left, ErrInvalid)
 	}
 	if err := checkText("step", p.Step, MaxName); err != nil {
 		return err
@@ -244,7 +247,7 @@ func (e *Event) weight() int {
 		n += 112
 	}
 	if e.Park != nil {
-		n += 112 + text(e.Park.Step) + text(e.Park.Name)
+		n += 124 + text(e.Park.Step) + text(e.Park.Name)
 	}
 	if e.Signal != nil {
 		n += 32 + text(e.Signal.Name) + text(e.Signal.Key) + payload(&e.Signal.Payload)

@@ -249,6 +249,8 @@ func (w *writer) spec(s *Spec) {
 	}
 	w.text(27, s.Mode)
 	w.text(28, s.Of)
+	w.text(29, s.Requester)
+	w.at(56, s.Latest)
 }
 
 func (w *writer) payload(n byte, p Payload) {
@@ -288,6 +290,7 @@ func (w *writer) park(n byte, p *Park) {
 	w.num(6, int64(p.Size))
 	w.num(7, int64(p.Tolerate))
 	w.num(8, int64(p.Need))
+	w.num(9, p.Left)
 	w.end()
 }
 

@@ -193,8 +193,8 @@ func (r *reader) record(x *Record) {
 	}
 }
 
-// tagTail is the first field that lists have no need of; see DecodeBrief.
-const tagTail = 53
+// From tagTail to tagDetail are the fields that lists have no need of, at the end of a record; see DecodeBrief.
+const tagTail, tagDetail = 53, 55
 
 func (r *reader) recordField(x *Record, n byte) bool {
 	switch n {
@@ -334,6 +334,10 @@ func (r *reader) spec(s *Spec, n byte) bool {
 		s.Mode = r.text()
 	case 28:
 		s.Of = r.text()
+	case 29:
+		s.Requester = r.text()
+	case 56:
+		s.Latest = r.at()
 	default:
 		return false
 	}
@@ -398,6 +402,8 @@ func (r *reader) park() *Park {
 			p.Tolerate = int(r.num())
 		case 8:
 			p.Need = int(r.num())
+		case 9:
+			p.Left = r.num()
 		default:
 			return false
 		}

@@ -30,6 +30,7 @@ const (
 	EvBegan           EventType = "began"
 	EvAdvanced        EventType = "advanced"
 	EvActed           EventType = "acted"
+	EvGateChanged     EventType = "gateChanged"
 )
 
 // Event is one entry of a run's history. Fields that a type does not use are empty; the transition table says which

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 	"unicode"
 	"unicode/utf8"
 )
@@ -65,6 +66,9 @@ func Fold(spec Spec, history []Event) (*Record, error) {
 func (r *Record) fold(e *Event) {
 	row := byEvent[e.Type]
 	r.Seq, r.UpdatedAt = e.Seq, e.At
+	if p := r.Park; p != nil && p.Left > 0 && row.To != "" { // its time goes on
+		r.Deadline = Earliest(e.At.Add(time.Duration(p.Left)*time.Millisecond), r.Latest)
+	}
 	if row.To != "" {
 		r.State = row.To
 		r.Reason, r.Message = e.Reason, e.Message
@@ -95,6 +99,13 @@ func (r *Record) fold(e *Event) {
 		r.endAttempt(e, OutcomeParked)
 		r.Park = e.Park
 		r.Undoable = r.Undoable || e.Park.On == OnChildren // what they did
+		if e.Park.Left > 0 {
+			r.Deadline = r.Latest
+		}
+	case EvGateChanged:
+		if r.State == Waiting && e.Due != 0 {
+			r.Due = e.Due
+		}
 	case EvSignaled:
 		r.Signals = append(r.Signals, *e.Signal)
 		r.remember(e.Signal.Key)

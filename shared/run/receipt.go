@@ -121,9 +121,12 @@ const ByReconcile = "reconcile"
 // ReceiptID is the id of an effect's receipt, 26 letters and digits: the same for every attempt and retry of a unit of
 // work, and different as soon as one of the four names is. The action passes it on as the outside system's own
 // idempotency key.
-func ReceiptID(tenant, unit, step, effect string) string {
+func ReceiptID(tenant, unit, step, effect string) string { return hashedID(tenant, unit, step, effect) }
+
+// hashedID is made of names, 26 letters and digits: different as soon as one of them is.
+func hashedID(names ...string) string {
 	h := sha256.New()
-	for _, name := range []string{tenant, unit, step, effect} {
+	for _, name := range names {
 		var size [8]byte // keeps ("ab","c") apart from ("a","bc")
 		binary.BigEndian.PutUint64(size[:], uint64(len(name)))
 		h.Write(size[:])

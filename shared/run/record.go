@@ -71,7 +71,10 @@ type Spec struct {
 
 	CreatedAt Instant
 	NotBefore Instant
-	Deadline  Instant // the run ends failed at this instant
+	// Deadline is when the run ends failed. It is the one thing here that moves: see Park.Left.
+	Deadline  Instant
+	Latest    Instant // whoever submitted it wants it over by then, whatever it waits for; 0 for no such bound
+	Requester string  // who asked for it, or for the run at the root of its tree
 	RetainFor int64   // milliseconds that a finished run is kept; 0 for ever
 
 	Parent string
@@ -182,6 +185,9 @@ type Park struct {
 	Name  string  // name of the signal, for input
 	Until Instant // wakes at the latest then; 0 for no limit
 	Seq   int     // of the step, in the order of the run's steps
+	// Left is what is left of the run's time, in milliseconds, when it goes on: while it waits its deadline stands still.
+	// 0 where waiting counts.
+	Left int64
 	// Of children: how many they are, how many may fail, and how many successes suffice, 0 for all.
 	Size, Tolerate, Need int
 }
