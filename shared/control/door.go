@@ -26,6 +26,11 @@ const (
 	CodeUnsupported Code = "unsupported"
 	CodeUnavailable Code = "unavailable"
 	CodeStale       Code = "stale"
+	// Of decisions at gates.
+	CodeExpired      Code = "expired"
+	CodeDecided      Code = "decided"
+	CodeChanged      Code = "changed"
+	CodeSelfApproval Code = "selfApproval"
 )
 
 // Refusal is an expected "no": what was asked, why not, and what would help. It is an error value, never an outage.

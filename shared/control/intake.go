@@ -304,6 +304,10 @@ func (p *Plane) arrivalOf(spec run.Spec, input json.RawMessage, agent *fleet.Age
 		input = json.RawMessage("null")
 	}
 	spec.Input, a.writes = stash(spec.ID, "in", input, run.MaxInline)
+	if spec.Requester == "" {
+		spec.Requester = actor
+	}
+	spec.Latest = run.Earliest(spec.Latest, spec.Deadline)
 	if agent.Timeouts.Run > 0 {
 		spec.Deadline = run.Earliest(spec.Deadline, max(now, spec.NotBefore).Add(agent.Timeouts.Run.Std()))
 	}

@@ -118,14 +118,16 @@ func checkReport(r *runtime.Report) error {
 		switch {
 		case r.Park == nil || !validName(r.Park.Step):
 			return bad("park names no step")
-		case r.Park.On != run.OnTimer && r.Park.On != run.OnInput && r.Park.On != run.OnChildren:
-			return bad("park on %.40q, want timer, input or children", r.Park.On)
+		case r.Park.On != run.OnTimer && r.Park.On != run.OnInput && r.Park.On != run.OnChildren && r.Park.On != run.OnGate:
+			return bad("park on %.40q, want timer, input, children or gate", r.Park.On)
 		case r.Park.On == run.OnChildren && r.Park.Until != 0:
 			return bad("park on children says a time; give the children a deadline")
 		case r.Park.On == run.OnChildren && (r.Park.Size < 0 || r.Park.Size > run.MaxChildren || r.Park.Tolerate < 0 || r.Park.Need < 0 || r.Park.Need > r.Park.Size):
 			return bad("park on %d children, %d to succeed, %d may fail; want up to %d children and no more than there are to succeed", r.Park.Size, r.Park.Need, r.Park.Tolerate, run.MaxChildren)
 		case len(r.Calls) > 0 && (r.Park.On != run.OnChildren || len(r.Calls) != r.Park.Size):
 			return bad("park on %s with %d calls and a size of %d; want as many children as are called", r.Park.On, len(r.Calls), r.Park.Size)
+		case r.Gate != nil && r.Park.On != run.OnGate:
+			return bad("park on %s has a gate", r.Park.On)
 		case r.Park.On == run.OnInput && !validName(r.Park.Name):
 			return bad("park on input names no signal")
 		case r.Park.On == run.OnTimer && r.Park.Until == 0:
@@ -549,6 +551,11 @@ func (p *Plane) parked(ctx context.Context, d *draft, rec *run.Record, r *runtim
 	if err := p.keepSession(ctx, d, rec, r.Session); err != nil {
 		return err
 	}
+	if park.On == run.OnGate {
+		if err := p.parkedAtGate(ctx, d, rec, r, &park, now); err != nil {
+			return err
+		}
+	}
 	d.events = append(d.events, run.Event{Type: run.EvParked, At: now, Attempt: rec.Attempt, Park: &park, Due: park.Until, Usage: usage, Sure: true})
 	var came *run.Signal
 	for i := range rec.Signals {
@@ -557,7 +564,7 @@ func (p *Plane) parked(ctx context.Context, d *draft, rec *run.Record, r *runtim
 			break
 		}
 	}
-	if came == nil && (park.Until == 0 || park.Until > now) {
+	if came == nil && (park.On == run.OnGate || park.Until == 0 || park.Until > now) {
 		return nil
 	}
 	d.result.Resumed = true

@@ -123,6 +123,12 @@ func (p *Plane) changeRuns(ctx context.Context, ids []string, byRun map[string][
 			}
 			pd.unit.Writes = append(pd.unit.Writes, d.writes...)
 		}
+		if err := p.leftGate(ctx, records[k], pd, now); err != nil {
+			for _, i := range byRun[id] {
+				outcomes[i].err = err
+			}
+			continue
+		}
 		switch {
 		case len(pd.events) > 0:
 			pd.write()

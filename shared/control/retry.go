@@ -176,6 +176,9 @@ func (p *Plane) due(id string) edit {
 		case run.Unschedulable:
 			return d, p.unschedulableDue(ctx, &d, rec, now)
 		case run.Waiting:
+			if over && rec.Park != nil && rec.Park.On == run.OnGate {
+				return d, p.gateDue(ctx, &d, rec, now)
+			}
 			if over && rec.Park != nil {
 				return d, p.woken(ctx, &d, rec, rec.Park, nil, now)
 			}

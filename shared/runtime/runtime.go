@@ -129,6 +129,7 @@ type Report struct {
 	Park     *run.Park       // park
 	Calls    []Call          // park on children: those that are called with it
 	Max      int             // how many of them execute at a time; 0 for any number
+	Gate     *run.GateAsk    // park on a gate: the question; nil where it was requested before
 	Step     *Step           // step
 	Fraction float64         // progress, 0..1
 	Logs     []LogLine       // logs

@@ -37,10 +37,12 @@ const (
 	KindLog
 	// KindMisc is the control plane's own small state (fair shares, signing keys).
 	KindMisc
+	// KindGate is a question to people that a run waits for; Owner is the run, Tag "open" while it can be decided.
+	KindGate
 )
 
 func (k Kind) String() string {
-	names := [...]string{"", "run", "history", "step", "receipt", "payload", "session", "fleet", "lease", "log", "misc"}
+	names := [...]string{"", "run", "history", "step", "receipt", "payload", "session", "fleet", "lease", "log", "misc", "gate"}
 	if int(k) < len(names) && k > 0 {
 		return names[k]
 	}

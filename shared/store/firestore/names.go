@@ -28,6 +28,7 @@ var collections = map[store.Kind]string{
 	store.KindLease:   "leases",
 	store.KindLog:     "logs",
 	store.KindMisc:    "misc",
+	store.KindGate:    "gates",
 }
 
 // partsCollection holds the parts of bodies that are too large for their documents.

@@ -246,7 +246,7 @@ func testInvalid(t *testing.T, open func(t *testing.T) store.Store) {
 	}
 	cases := map[string]store.Unit{
 		"a kind that there is not":            unit(create(0, "a")),
-		"a kind after the last":               unit(create(store.KindMisc+1, "a")),
+		"a kind after the last":               unit(create(store.KindGate+1, "a")),
 		"an empty id":                         unit(create(kStep, "")),
 		"an id with a zero byte":              unit(create(kStep, "a\x00b")),
 		"an id that is not UTF-8":             unit(create(kStep, "a\xff")),
