@@ -249,8 +249,8 @@ func (w *writer) spec(s *Spec) {
 	}
 	w.text(27, s.Mode)
 	w.text(28, s.Of)
-	w.text(29, s.Requester)
 	w.at(56, s.Latest)
+	w.text(57, s.Requester)
 }
 
 func (w *writer) payload(n byte, p Payload) {

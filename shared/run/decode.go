@@ -334,10 +334,10 @@ func (r *reader) spec(s *Spec, n byte) bool {
 		s.Mode = r.text()
 	case 28:
 		s.Of = r.text()
-	case 29:
-		s.Requester = r.text()
 	case 56:
 		s.Latest = r.at()
+	case 57:
+		s.Requester = r.text()
 	default:
 		return false
 	}

@@ -80,6 +80,9 @@ func anyEvent(t *rapid.T, r *Record, huge bool) Event {
 	}
 	if some("hasPark") {
 		e.Park = &Park{On: OnInput, Step: text("step", MaxName), Name: text("name", MaxName)}
+		if rapid.Bool().Draw(t, "atGate") {
+			e.Park.On, e.Park.Left = OnGate, 5000
+		}
 	}
 	if some("hasSignal") {
 		e.Signal = &Signal{Name: "go" + text("signal", MaxName-2), Key: text("key", MaxName), Payload: value("payload", 2000)}
@@ -144,7 +147,7 @@ func checkStep(t *rapid.T, before, after *Record, e Event) {
 func TestAnyWalkKeepsTheRecordWhole(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		huge := rapid.IntRange(0, 9).Draw(t, "huge") == 0
-		spec := Spec{ID: "r1", Tenant: "acme", Agent: "checker", CreatedAt: t0, Input: Payload{Inline: json.RawMessage(`1`), Size: 1}}
+		spec := Spec{ID: "r1", Tenant: "acme", Agent: "checker", CreatedAt: t0, Latest: t0 + 99_000, Requester: "rita", Input: Payload{Inline: json.RawMessage(`1`), Size: 1}}
 		spec.Kind = rapid.SampledFrom([]Kind{KindAgent, KindAgent, KindWorkflow}).Draw(t, "kind")
 		r := New(spec, Event{Type: EvSubmitted, At: t0, Due: t0 + 1000})
 		var history []Event
