@@ -183,20 +183,20 @@ func TestAFailedTakeoverIsTriedAgain(t *testing.T) {
 	}
 }
 
-// shareable is a store that several processes have open, whose next listings fail.
+// shareable is a store that several processes have open, whose next readings of what is held fail.
 type shareable struct {
 	doubtful
-	lists int
+	lists int // of held runs
 }
 
 func (s *shareable) Exclusive() bool { return false }
 
-func (s *shareable) List(ctx context.Context, q store.Query) (store.Page, error) {
-	if q.By == store.ByWorker && s.lists > 0 {
+func (s *shareable) Held(ctx context.Context, each func(store.Doc) error) error {
+	if s.lists > 0 {
 		s.lists--
-		return store.Page{}, errLine
+		return errLine
 	}
-	return s.Store.List(ctx, q)
+	return s.Store.Held(ctx, each)
 }
 
 func TestWakeUpsBeyondTheHorizonComeInTime(t *testing.T) {

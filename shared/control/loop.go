@@ -211,32 +211,27 @@ func (p *Plane) takeOver(ctx context.Context, now run.Instant) error {
 	// 2. Live attempts, by the index of their workers.
 	var orphans []edit
 	var untold []*run.Record
-	q := store.Query{By: store.ByWorker, Limit: store.MaxPage}
-	for {
-		page, err := p.store.List(ctx, q)
+	err = p.store.Held(ctx, func(d store.Doc) error {
+		r, err := p.admitStored(ctx, d)
 		if err != nil {
-			return fmt.Errorf("read live runs: %w", err)
-		}
-		for _, d := range page.Docs {
-			r, err := p.admitStored(ctx, d)
-			if err != nil {
-				return err
-			}
-			live++
-			if e, ok := p.orphan(r, now); ok {
-				orphans = append(orphans, e)
-			}
-			if r.State == run.Assigned && p.isClaimed(r) {
-				untold = append(untold, r) // perhaps nobody was told of it: doing so twice does no harm
-			}
-		}
-		if err := p.stillLeads(ctx); err != nil {
 			return err
 		}
-		if page.Next == "" {
-			break
+		if e, ok := p.orphan(r, now); ok {
+			orphans = append(orphans, e)
 		}
-		q.After = page.Next
+		if r.State == run.Assigned && p.isClaimed(r) {
+			untold = append(untold, r) // perhaps nobody was told of it: doing so twice does no harm
+		}
+		if live++; live%store.MaxPage == 0 {
+			return p.stillLeads(ctx)
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("read live runs: %w", err)
+	}
+	if err := p.stillLeads(ctx); err != nil {
+		return err
 	}
 	listed := p.cfg.Monotonic()
 	// 3. Everything that is due up to the horizon: queued runs are due since they were queued.

@@ -223,6 +223,13 @@ func (s *faulty) Due(ctx context.Context, part store.Part, until, afterWake int6
 	return s.Store.Due(ctx, part, until, afterWake, afterID, limit)
 }
 
+func (s *faulty) Held(ctx context.Context, each func(store.Doc) error) error {
+	if err := s.read(); err != nil {
+		return err
+	}
+	return s.Store.Held(ctx, each)
+}
+
 func (s *faulty) List(ctx context.Context, q store.Query) (store.Page, error) {
 	if err := s.read(); err != nil {
 		return store.Page{}, err

@@ -160,20 +160,17 @@ const (
 	ByTenantAgent               // Tenant and Agent
 	ByParent                    // Parent
 	ByRoot                      // Root
-	// ByWorker lists the runs held by Worker; with Worker "" every run that some worker holds.
-	ByWorker
 )
 
-// Query is one page of a listing of runs. Order is by (CreatedAt, ID), newest first unless Oldest is set; ByWorker is
-// ordered by (Worker, ID), rising, whatever Oldest says. Since and Until bound CreatedAt: Since <= CreatedAt < Until, 0
-// for open; ByWorker takes no bounds. The keys that By names are not empty, save ByWorker's.
+// Query is one page of a listing of runs. Order is by (CreatedAt, ID), newest first unless Oldest is set. Since and Until
+// bound CreatedAt: Since <= CreatedAt < Until, 0 for open. The keys that By names are not empty.
 type Query struct {
-	By                                  By
-	Tenant, Agent, Parent, Root, Worker string
-	Since, Until                        int64
-	Oldest                              bool
-	Limit                               int    // 1..MaxPage
-	After                               string // Page.Next of the page before; "" for the first
+	By                          By
+	Tenant, Agent, Parent, Root string
+	Since, Until                int64
+	Oldest                      bool
+	Limit                       int    // 1..MaxPage
+	After                       string // Page.Next of the page before; "" for the first
 }
 
 // Page is an answer to a [Query]. Next is "" on the last page; a full last page may be followed by an empty one.
@@ -201,6 +198,9 @@ type Store interface {
 	// Due returns up to limit runs of a part with 0 < WakeAt <= until, ordered by (WakeAt, ID), strictly after the
 	// cursor (afterWake, afterID).
 	Due(ctx context.Context, part Part, until int64, afterWake int64, afterID string, limit int) ([]Doc, error)
+	// Held calls each for every run that has a Worker, in no certain order, as they come: whoever takes over waits for the
+	// last of them, and they may be many. It ends with the first error of each, and returns it as it is.
+	Held(ctx context.Context, each func(Doc) error) error
 	// List returns a page of runs.
 	List(ctx context.Context, q Query) (Page, error)
 	// Owned returns up to limit documents of a kind that belong to a run, by ID, strictly after afterID.

@@ -22,7 +22,7 @@ const (
 	fieldWorker = "worker"
 	fieldMade   = "createdAt"
 	fieldWake   = "wakeAt"
-	fieldPart   = "part"
+	fieldShard  = "shard" // see shardOf
 	// fieldLane spreads what is ordered by time over as many key ranges: see lanes.
 	fieldLane = "lane"
 	fieldDoc  = "doc"
@@ -41,9 +41,18 @@ const (
 	fieldExpires = "expireAt"
 )
 
-// lanes is over how many key ranges runs are spread that are listed by their creation, or by when they are due. One range
-// takes about 500 new runs a second, and one query merges up to 30 of them.
+// lanes is over how many key ranges runs are spread that are listed by their creation. One range takes about 500 new runs
+// a second, and one query merges up to 30 of them.
 const lanes = 16
+
+// shards is over how many key ranges each part of the due index is spread.
+const shards = 8
+
+// shardOf is the key range n of a part.
+func shardOf(part store.Part, n int) int { return int(part)/32*shards + n }
+
+// partOf is the part that a shard belongs to.
+func partOf(shard int64) store.Part { return store.Part(min(shard/shards*32, math.MaxUint8)) }
 
 // headMask asks for what a head needs, and for no body.
 func headMask() *pb.DocumentMask {
@@ -91,7 +100,7 @@ func encode(d *store.Doc, h head) map[string]*pb.Value {
 		set(fieldRoot, x.Root)
 		set(fieldWorker, x.Worker)
 		fields[fieldMade] = number(x.CreatedAt)
-		fields[fieldPart] = number(int64(x.Part))
+		fields[fieldShard] = number(int64(shardOf(x.Part, int(key(d.ID)[0])%shards)))
 		fields[fieldLane] = number(int64(laneOf(d.ID)))
 		if x.WakeAt > 0 {
 			fields[fieldWake] = number(x.WakeAt)
@@ -133,13 +142,13 @@ func decode(kind store.Kind, d *pb.Document) (stored, error) {
 			Tenant: f[fieldTenant].GetStringValue(), Agent: f[fieldAgent].GetStringValue(),
 			Parent: f[fieldParent].GetStringValue(), Root: f[fieldRoot].GetStringValue(), Worker: f[fieldWorker].GetStringValue(),
 			Attempt: inner[fieldAttempt].GetIntegerValue(), CreatedAt: f[fieldMade].GetIntegerValue(),
-			WakeAt: f[fieldWake].GetIntegerValue(), Part: store.Part(f[fieldPart].GetIntegerValue()),
+			WakeAt: f[fieldWake].GetIntegerValue(), Part: partOf(f[fieldShard].GetIntegerValue()),
 		}
 	}
 	bad := func(why string) (stored, error) {
 		return stored{}, fmt.Errorf("document %s was not written by this store: %s; was the database used for something else?", d.GetName(), why)
 	}
-	part := f[fieldPart].GetIntegerValue()
+	shard := f[fieldShard].GetIntegerValue()
 	switch {
 	case out.doc.ID == "":
 		return bad("it has no id")
@@ -149,8 +158,8 @@ func decode(kind store.Kind, d *pb.Document) (stored, error) {
 		return bad(fmt.Sprintf("its body has %d parts, and %d at most may be", out.head.parts, maxParts))
 	case out.size < 0 || out.size > store.MaxBody:
 		return bad(fmt.Sprintf("its body has %d bytes, and %d at most may be", out.size, store.MaxBody))
-	case part < 0 || part > math.MaxUint8 || !store.Part(part).Valid():
-		return bad(fmt.Sprintf("it is in part %d of the due index", part))
+	case shard < 0 || !partOf(shard).Valid():
+		return bad(fmt.Sprintf("its shard is %d", shard))
 	}
 	return out, nil
 }

@@ -379,3 +379,26 @@ func TestReadsAreRepeated(t *testing.T) {
 		t.Errorf("a store that cannot be reached says %v, want an outage", err)
 	}
 }
+
+func TestWhatIsHeldIsGivenOnceThoughTheQueryBreaksOff(t *testing.T) {
+	s, f := openFaulty(t)
+	for i := range 5 {
+		w := put(store.KindRun, fmt.Sprint("r-", i), 0, []byte("x"))
+		w.Index.Worker = "w"
+		must(t, s, unitOf(w))
+	}
+	f.arm(once(0, fault{code: codes.Unavailable, lost: true})) // it gives all, and breaks where it should end
+	var got []string
+	if err := s.Held(t.Context(), func(d store.Doc) error {
+		got = append(got, d.ID)
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"r-0", "r-1", "r-2", "r-3", "r-4"}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if len(f.methods) != 2 {
+		t.Errorf("requests %q, want a query and one more from where it broke off", f.methods)
+	}
+}

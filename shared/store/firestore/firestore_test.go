@@ -150,14 +150,14 @@ func TestWhatWasNotWrittenByAStoreIsRefused(t *testing.T) {
 		damage func(d *pb.Document)
 		want   string
 	}{
-		"nothing":                {func(d *pb.Document) { d.Fields = nil }, "no id"},
-		"no version":             {func(d *pb.Document) { delete(d.GetFields(), fieldDoc) }, "version is 0"},
-		"a version of text":      {func(d *pb.Document) { inner(d)[fieldVersion] = text("1") }, "version is 0"},
-		"parts below none":       {func(d *pb.Document) { inner(d)[fieldParts] = number(-1) }, "-1 parts"},
-		"parts without end":      {func(d *pb.Document) { inner(d)[fieldParts] = number(1 << 40) }, "parts"},
-		"a body without end":     {func(d *pb.Document) { inner(d)[fieldSize] = number(1 << 40) }, "bytes"},
-		"a part after the last":  {func(d *pb.Document) { d.GetFields()[fieldPart] = number(256 + 32) }, "part 288"},
-		"a part below the first": {func(d *pb.Document) { d.GetFields()[fieldPart] = number(-1) }, "part -1"},
+		"nothing":                 {func(d *pb.Document) { d.Fields = nil }, "no id"},
+		"no version":              {func(d *pb.Document) { delete(d.GetFields(), fieldDoc) }, "version is 0"},
+		"a version of text":       {func(d *pb.Document) { inner(d)[fieldVersion] = text("1") }, "version is 0"},
+		"parts below none":        {func(d *pb.Document) { inner(d)[fieldShard] = number(-1) }, "-1 parts"},
+		"parts without end":       {func(d *pb.Document) { inner(d)[fieldShard] = number(1 << 40) }, "parts"},
+		"a body without end":      {func(d *pb.Document) { inner(d)[fieldSize] = number(1 << 40) }, "bytes"},
+		"a shard after the last":  {func(d *pb.Document) { d.GetFields()[fieldShard] = number(256 + 32) }, "shard is 288"},
+		"a shard below the first": {func(d *pb.Document) { d.GetFields()[fieldShard] = number(-1) }, "shard is -1"},
 	} {
 		d := good()
 		c.damage(d)

@@ -65,7 +65,7 @@ func Indexes() Schema {
 	}
 	// 2. What runs are found by. What rises with time for all runs stands behind a lane.
 	runs := collections[store.KindRun]
-	index(runs, up(fieldPart), up(fieldLane), up(fieldWake), up(fieldID))
+	index(runs, up(fieldShard), up(fieldWake), up(fieldID))
 	index(runs, up(fieldWorker), up(fieldID))
 	for _, dir := range []func(string) IndexField{up, down} {
 		index(runs, up(fieldLane), dir(fieldMade), dir(fieldID))
@@ -74,7 +74,7 @@ func Indexes() Schema {
 		index(runs, up(fieldParent), dir(fieldMade), dir(fieldID))
 		index(runs, up(fieldRoot), dir(fieldMade), dir(fieldID))
 	}
-	exempt(runs, fieldTenant, fieldAgent, fieldParent, fieldRoot, fieldWorker, fieldMade, fieldWake, fieldPart, fieldLane)
+	exempt(runs, fieldTenant, fieldAgent, fieldParent, fieldRoot, fieldWorker, fieldMade, fieldWake, fieldShard, fieldLane)
 	// 3. Parts are found by name alone.
 	exempt(partsCollection, fieldBody, fieldExpires)
 	s.TTL = []Field{{Collection: partsCollection, Field: fieldExpires}}

@@ -148,16 +148,13 @@ func TestEveryQueryIsServedByOneIndexAndEveryIndexServes(t *testing.T) {
 		_, err = s.Tagged(ctx, kind, "", "a", 10)
 		check(err)
 	}
-	for by := store.ByCreated; by <= store.ByWorker; by++ {
+	check(s.Held(ctx, func(store.Doc) error { return nil }))
+	for by := store.ByCreated; by <= store.ByRoot; by++ {
 		for _, oldest := range []bool{true, false} {
-			q := store.Query{By: by, Tenant: "t", Agent: "a", Parent: "p", Root: "r", Worker: "w", Oldest: oldest, Limit: 1}
+			q := store.Query{By: by, Tenant: "t", Agent: "a", Parent: "p", Root: "r", Oldest: oldest, Limit: 1}
 			_, err = s.List(ctx, q)
 			check(err)
-			if by == store.ByWorker {
-				q.Worker = ""
-			} else {
-				q.Since, q.Until = 1, 2
-			}
+			q.Since, q.Until = 1, 2
 			_, err = s.List(ctx, q)
 			check(err)
 		}
@@ -171,7 +168,7 @@ func TestEveryQueryIsServedByOneIndexAndEveryIndexServes(t *testing.T) {
 		exempt[f] = true
 	}
 	for _, c := range slices.Sorted(maps.Values(collections)) {
-		for _, f := range []string{fieldID, fieldDoc, fieldOwner, fieldTag, fieldTenant, fieldAgent, fieldParent, fieldRoot, fieldWorker, fieldMade, fieldWake, fieldPart, fieldLane} {
+		for _, f := range []string{fieldID, fieldDoc, fieldOwner, fieldTag, fieldTenant, fieldAgent, fieldParent, fieldRoot, fieldWorker, fieldMade, fieldWake, fieldShard, fieldLane} {
 			runs := slices.Contains([]string{fieldID, fieldDoc, fieldOwner, fieldTag}, f)
 			if !exempt[Field{c, f}] && (runs || c == collections[store.KindRun]) {
 				all = append(all, Index{Collection: c, Fields: []IndexField{{f, rising.String()}}})

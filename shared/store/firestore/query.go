@@ -97,42 +97,52 @@ func (q search) structured() *pb.StructuredQuery {
 
 // query runs a search once, and again from its start when it fails.
 func (s *Store) query(ctx context.Context, q search) ([]stored, error) {
-	what := "query of " + collections[q.kind]
-	req := &pb.RunQueryRequest{
-		Parent:    s.database + "/documents",
-		QueryType: &pb.RunQueryRequest_StructuredQuery{StructuredQuery: q.structured()},
-	}
-	var docs []*pb.Document
-	err := s.repeat(ctx, what, func(ctx context.Context) error {
-		docs = docs[:0]
-		stream, err := s.client.RunQuery(ctx, req)
-		if err != nil {
-			return err
-		}
-		for {
-			resp, err := stream.Recv()
-			if errors.Is(err, io.EOF) {
-				return nil
-			}
-			if err != nil {
-				return err
-			}
-			if d := resp.GetDocument(); d != nil {
-				docs = append(docs, d)
-			}
-		}
+	var out []stored
+	err := s.repeat(ctx, q.what(), func(ctx context.Context) error {
+		out = out[:0]
+		return s.stream(ctx, q, func(d stored) error {
+			out = append(out, d)
+			return nil
+		})
 	})
 	if err != nil {
 		return nil, err
 	}
-	out := make([]stored, len(docs))
-	for i, d := range docs {
-		if out[i], err = decode(q.kind, d); err != nil {
-			return nil, fmt.Errorf("%s: %w", what, err)
-		}
-		s.known.put(name{q.kind, out[i].doc.ID}, out[i].head)
-	}
 	return out, nil
+}
+
+func (q search) what() string { return "query of " + collections[q.kind] }
+
+// stream runs a search once, and calls each for every document as it comes.
+func (s *Store) stream(ctx context.Context, q search, each func(stored) error) error {
+	stream, err := s.client.RunQuery(ctx, &pb.RunQueryRequest{
+		Parent:    s.database + "/documents",
+		QueryType: &pb.RunQueryRequest_StructuredQuery{StructuredQuery: q.structured()},
+	})
+	if err != nil {
+		return err
+	}
+	for {
+		resp, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		d := resp.GetDocument()
+		if d == nil {
+			continue
+		}
+		found, err := decode(q.kind, d)
+		if err != nil {
+			return fmt.Errorf("%s: %w", q.what(), err)
+		}
+		s.known.put(name{q.kind, found.doc.ID}, found.head)
+		if err := each(found); err != nil {
+			return err
+		}
+	}
 }
 
 // page runs a search and completes the documents that it finds. One of whose body parts are gone stands without it: a

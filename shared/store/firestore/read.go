@@ -222,7 +222,7 @@ func (s *Store) Due(ctx context.Context, part store.Part, until, afterWake int64
 	}
 	return s.page(ctx, search{
 		kind:  store.KindRun,
-		equal: []condition{{fieldPart, []*pb.Value{number(int64(part))}}, {fieldLane, everyLane()}},
+		equal: []condition{{fieldShard, numbers(shardOf(part, 0), shards)}},
 		bounds: []bound{
 			{fieldWake, pb.StructuredQuery_FieldFilter_GREATER_THAN, number(0)},
 			{fieldWake, pb.StructuredQuery_FieldFilter_LESS_THAN_OR_EQUAL, number(until)},
@@ -231,6 +231,67 @@ func (s *Store) Due(ctx context.Context, part store.Part, until, afterWake int64
 		after: []*pb.Value{number(afterWake), text(valid(afterID))},
 		limit: limit,
 	})
+}
+
+// heldPage bounds what one query reads, so that its time is bounded too.
+const heldPage = 10_000
+
+// Held implements [store.Store]. A query that breaks off goes on behind the last run that it gave.
+func (s *Store) Held(ctx context.Context, each func(store.Doc) error) error {
+	end, err := s.reads(ctx, 1)
+	if err != nil {
+		return err
+	}
+	defer end()
+	q := search{
+		kind:   store.KindRun,
+		bounds: []bound{{fieldWorker, pb.StructuredQuery_FieldFilter_GREATER_THAN, text("")}},
+		order:  []order{{fieldWorker, rising}, {fieldID, rising}},
+		limit:  heldPage,
+	}
+	for got := heldPage; got == heldPage; {
+		// 1. A stretch, each run as it comes.
+		var whole []stored // bodies in parts are requests of their own
+		var stop error
+		got = 0
+		err := s.repeat(ctx, q.what(), func(ctx context.Context) error {
+			q.limit = heldPage - got
+			err := s.stream(ctx, q, func(d stored) error {
+				if d.head.parts > 0 {
+					whole = append(whole, d)
+				} else if stop = each(d.doc); stop != nil {
+					return stop
+				}
+				got++
+				q.after = []*pb.Value{text(d.doc.Index.Worker), text(d.doc.ID)}
+				return nil
+			})
+			if stop != nil {
+				return nil
+			}
+			return err
+		})
+		if stop != nil {
+			return stop
+		}
+		if err != nil {
+			return err
+		}
+		// 2. Those of it whose bodies are to be put together.
+		for _, d := range whole {
+			doc, err := s.load(ctx, d)
+			if errors.Is(err, store.ErrNotFound) {
+				doc, err = d.doc, nil
+			}
+			if err == nil {
+				err = each(doc)
+			}
+			if err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // List implements [store.Store].
@@ -267,23 +328,6 @@ func listing(q store.Query, scan port.Scan) (search, bool) {
 	if scan.Rising {
 		dir = rising
 	}
-	// 1. By worker: of one, or of all that hold something.
-	if q.By == store.ByWorker {
-		r.order = []order{{fieldID, rising}}
-		if q.Worker != "" {
-			r.equal = []condition{{fieldWorker, []*pb.Value{text(q.Worker)}}}
-		} else {
-			r.bounds = []bound{{fieldWorker, pb.StructuredQuery_FieldFilter_GREATER_THAN, text("")}}
-			r.order = []order{{fieldWorker, rising}, {fieldID, rising}}
-		}
-		if p := scan.After; p != nil && q.Worker != "" {
-			r.after = []*pb.Value{text(p.ID)}
-		} else if p != nil {
-			r.after = []*pb.Value{text(p.Worker), text(p.ID)}
-		}
-		return r, true
-	}
-	// 2. By creation, under the keys.
 	fields := map[store.By][]string{
 		store.ByTenant: {fieldTenant}, store.ByTenantAgent: {fieldTenant, fieldAgent},
 		store.ByParent: {fieldParent}, store.ByRoot: {fieldRoot},
@@ -292,7 +336,7 @@ func listing(q store.Query, scan port.Scan) (search, bool) {
 		r.equal = append(r.equal, condition{f, []*pb.Value{text(scan.Key[i])}})
 	}
 	if q.By == store.ByCreated || q.By == store.ByTenant || q.By == store.ByTenantAgent {
-		r.equal = append(r.equal, condition{fieldLane, everyLane()})
+		r.equal = append(r.equal, condition{fieldLane, numbers(0, lanes)})
 	}
 	r.order = []order{{fieldMade, dir}, {fieldID, dir}}
 	if scan.Since > 0 {
@@ -307,10 +351,11 @@ func listing(q store.Query, scan port.Scan) (search, bool) {
 	return r, true
 }
 
-func everyLane() []*pb.Value {
-	values := make([]*pb.Value, lanes)
+// numbers are n of them, from first on.
+func numbers(first, n int) []*pb.Value {
+	values := make([]*pb.Value, n)
 	for i := range values {
-		values[i] = number(int64(i))
+		values[i] = number(int64(first + i))
 	}
 	return values
 }

@@ -198,6 +198,26 @@ func (s *Store) Due(ctx context.Context, part store.Part, until, afterWake int64
 	return s.page(ctx, lo, hi, true, limit)
 }
 
+// Held implements [store.Store].
+func (s *Store) Held(ctx context.Context, each func(store.Doc) error) error {
+	lo, hi := keyOf(workers), keyOf(workers).end()
+	for {
+		docs, err := s.page(ctx, lo, hi, true, store.MaxPage)
+		if err != nil {
+			return err
+		}
+		for _, d := range docs {
+			if err := each(d); err != nil {
+				return err
+			}
+			lo = keyOf(workers).string(d.Index.Worker).string(d.ID).byte(0)
+		}
+		if len(docs) < store.MaxPage {
+			return nil
+		}
+	}
+}
+
 // List implements [store.Store].
 func (s *Store) List(ctx context.Context, q store.Query) (store.Page, error) {
 	scan, err := port.CheckQuery(q)
@@ -206,28 +226,19 @@ func (s *Store) List(ctx context.Context, q store.Query) (store.Page, error) {
 	}
 	prefix := keyOf(map[store.By]index{
 		store.ByCreated: created, store.ByTenant: tenants, store.ByTenantAgent: agents,
-		store.ByParent: parents, store.ByRoot: roots, store.ByWorker: workers,
+		store.ByParent: parents, store.ByRoot: roots,
 	}[q.By])
 	for _, k := range scan.Key {
 		prefix = prefix.string(k)
 	}
 	// The bounds of the whole listing, then narrowed to what lies beyond the page before.
 	lo, hi := slices.Clone(prefix), slices.Clone(prefix).end()
-	if q.By != store.ByWorker {
-		lo = lo.instant(max(scan.Since, 0))
-		if scan.Until != math.MaxInt64 {
-			hi = slices.Clone(prefix).instant(max(scan.Until, 0))
-		}
+	lo = lo.instant(max(scan.Since, 0))
+	if scan.Until != math.MaxInt64 {
+		hi = slices.Clone(prefix).instant(max(scan.Until, 0))
 	}
 	if p := scan.After; p != nil {
-		at := slices.Clone(prefix)
-		switch {
-		case q.By != store.ByWorker:
-			at = at.instant(p.CreatedAt)
-		case q.Worker == "":
-			at = at.string(p.Worker)
-		}
-		at = at.string(p.ID)
+		at := slices.Clone(prefix).instant(p.CreatedAt).string(p.ID)
 		if scan.Rising {
 			lo = slices.MaxFunc([]key{lo, at.byte(0)}, slices.Compare)
 		} else {

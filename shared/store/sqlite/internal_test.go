@@ -44,7 +44,7 @@ func payloads(prefix string, n, size int) []store.Unit {
 // Every read is one search of an index that is in the order of the answer.
 func TestReadsNeitherScanNorSort(t *testing.T) {
 	s := open1(t, Options{Sync: SyncOff})
-	reads := []string{getDoc, selectDue, selectOwned, selectTagged, selectKind, selectWorkers, selectWorker, selectHead, purgeOwned}
+	reads := []string{getDoc, selectDue, selectOwned, selectTagged, selectKind, selectHeld, selectHead, purgeOwned}
 	for _, both := range listSQL {
 		reads = append(reads, both[:]...)
 	}

@@ -156,8 +156,7 @@ const (
 	rising  = ` AND (created,id)>(?,?) AND created<? ORDER BY created,id LIMIT ?`
 	falling = ` AND (created,id)<(?,?) AND created>=? ORDER BY created DESC,id DESC LIMIT ?`
 
-	selectWorkers = selectDoc + `INDEXED BY run_worker WHERE worker IS NOT NULL AND (worker,id)>(?,?) ORDER BY worker,id LIMIT ?`
-	selectWorker  = selectDoc + `INDEXED BY run_worker WHERE worker=? AND id>? ORDER BY id LIMIT ?`
+	selectHeld = selectDoc + `INDEXED BY run_worker WHERE worker IS NOT NULL AND (worker,id)>(?,?) ORDER BY worker,id LIMIT ?`
 )
 
 // listSQL holds the statements of every listing by creation, falling then rising.
@@ -179,6 +178,26 @@ func treeSQL(bounds, order string) string {
 	return selectDoc + "INDEXED BY run_root WHERE root=?1 AND root<>id AND " + bounds +
 		" UNION ALL " + selectDoc + "INDEXED BY doc_id WHERE kind=1 AND id=?1 AND root=id AND " + bounds +
 		" ORDER BY " + order + " LIMIT ?5"
+}
+
+// Held implements [store.Store].
+func (s *Store) Held(ctx context.Context, each func(store.Doc) error) error {
+	worker, id := "", ""
+	for {
+		docs, err := s.page(ctx, "read held runs", selectHeld, args{}.text(worker).text(id), store.MaxPage)
+		if err != nil {
+			return err
+		}
+		for _, d := range docs {
+			if err := each(d); err != nil {
+				return err
+			}
+			worker, id = d.Index.Worker, d.ID
+		}
+		if len(docs) < store.MaxPage {
+			return nil
+		}
+	}
 }
 
 // List implements [store.Store].
@@ -206,10 +225,6 @@ func statement(q store.Query, scan port.Scan) (string, args) {
 		after = *scan.After
 	}
 	switch {
-	case q.By == store.ByWorker && q.Worker == "":
-		return selectWorkers, a.text(after.Worker).text(after.ID)
-	case q.By == store.ByWorker:
-		return selectWorker, a.text(after.ID)
 	case scan.Rising:
 		if after.CreatedAt < scan.Since {
 			after = port.Place{CreatedAt: scan.Since}

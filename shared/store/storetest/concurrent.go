@@ -144,10 +144,11 @@ func testClose(t *testing.T, open func(t *testing.T) store.Store) {
 		_, get := s.Get(ctx, kRun, "a")
 		_, getMany := s.GetMany(ctx, kRun, []string{"a"})
 		_, due := s.Due(ctx, 0, 1, 0, "", 1)
+		held := s.Held(ctx, func(store.Doc) error { return nil })
 		_, list := s.List(ctx, store.Query{By: store.ByCreated, Limit: 1})
 		_, owned := s.Owned(ctx, kStep, "a", "", 1)
 		_, tagged := s.Tagged(ctx, kStep, "", "", 1)
-		for what, err := range map[string]error{"get": get, "get many": getMany, "due": due, "list": list, "owned": owned, "tagged": tagged} {
+		for what, err := range map[string]error{"get": get, "get many": getMany, "due": due, "held": held, "list": list, "owned": owned, "tagged": tagged} {
 			if !is(err, store.ErrClosed) {
 				t.Errorf("%s: got %v, want ErrClosed", what, err)
 			}

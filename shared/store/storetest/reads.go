@@ -1,10 +1,12 @@
 package storetest
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"testing"
 
 	"github.com/errand-run/errand/shared/store"
@@ -131,6 +133,17 @@ func testDue(t *testing.T, open func(t *testing.T) store.Store) {
 	}
 }
 
+// heldBy reads what workers hold, by id.
+func heldBy(ctx context.Context, s store.Store) ([]store.Doc, error) {
+	docs := []store.Doc{}
+	err := s.Held(ctx, func(d store.Doc) error {
+		docs = append(docs, d)
+		return nil
+	})
+	slices.SortFunc(docs, func(a, b store.Doc) int { return cmp.Compare(a.ID, b.ID) })
+	return docs, err
+}
+
 // walk reads a listing page by page.
 func walk(ctx context.Context, s store.Store, q store.Query) ([]store.Doc, error) {
 	var all []store.Doc
@@ -191,9 +204,6 @@ func testList(t *testing.T, open func(t *testing.T) store.Store) {
 		"a run's children in a span":                       {store.Query{By: store.ByParent, Parent: "r1", Since: 16}, []string{"r2", "r3"}},
 		"a run's tree":                                     {store.Query{By: store.ByRoot, Root: "r1"}, []string{"r1", "r2", "r3", "r4"}},
 		"a run's tree in a span":                           {store.Query{By: store.ByRoot, Root: "r1", Until: 30}, []string{"r1", "r2", "r3"}},
-		"the runs that a worker holds":                     {store.Query{By: store.ByWorker, Worker: "w2"}, []string{"r1", "r2"}},
-		"the runs that some worker holds":                  {store.Query{By: store.ByWorker}, []string{"r5", "r3", "r1", "r2"}},
-		"no run of a worker that holds none":               {store.Query{By: store.ByWorker, Worker: "w3"}, nil},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -206,7 +216,7 @@ func testList(t *testing.T, open func(t *testing.T) store.Store) {
 						t.Fatal(err)
 					}
 					want := append([]string{}, c.want...)
-					if !oldest && q.By != store.ByWorker {
+					if !oldest {
 						for i := range len(want) / 2 {
 							want[i], want[len(want)-1-i] = want[len(want)-1-i], want[i]
 						}
@@ -216,6 +226,23 @@ func testList(t *testing.T, open func(t *testing.T) store.Store) {
 			}
 		})
 	}
+	t.Run("what is held is every run that some worker holds", func(t *testing.T) {
+		got, err := heldBy(t.Context(), s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		wantIDs(t, "held", got, "r1", "r2", "r3", "r5")
+	})
+	t.Run("an error of who reads what is held ends it", func(t *testing.T) {
+		stop, n := errors.New("enough"), 0
+		err := s.Held(t.Context(), func(store.Doc) error {
+			n++
+			return stop
+		})
+		if !errors.Is(err, stop) || n != 1 {
+			t.Errorf("%d runs were read, and it ended with %v; want 1, and the reader's own error", n, err)
+		}
+	})
 	t.Run("a listing holds whole documents", func(t *testing.T) {
 		p, err := s.List(t.Context(), store.Query{By: store.ByTenant, Tenant: "away", Limit: 5})
 		if err != nil {
@@ -241,25 +268,23 @@ func testList(t *testing.T, open func(t *testing.T) store.Store) {
 func testTokens(t *testing.T, open func(t *testing.T) store.Store) {
 	s := open(t)
 	must(t, s, run("r1", store.Index{Tenant: "acme", Agent: "x", Worker: "w"}), run("r2", store.Index{Tenant: "acme", Agent: "x", Worker: "w"}))
-	q := store.Query{By: store.ByTenant, Tenant: "acme", Agent: "x", Worker: "w", Limit: 1}
+	q := store.Query{By: store.ByTenant, Tenant: "acme", Agent: "x", Limit: 1}
 	p, err := s.List(t.Context(), q)
 	if err != nil || p.Next == "" {
 		t.Fatalf("got page %+v, %v; want one with a next", p, err)
 	}
 	cases := map[string]func(q *store.Query){
-		"a token that is garbage":              func(q *store.Query) { q.After = "!!garbage!!" },
-		"a token that is short":                func(q *store.Query) { q.After = "AA" },
-		"a token cut off":                      func(q *store.Query) { q.After = p.Next[:3] },
-		"a token of another listing":           func(q *store.Query) { q.After, q.By = p.Next, store.ByTenantAgent },
-		"a token of a listing by worker":       func(q *store.Query) { q.After, q.By = p.Next, store.ByWorker },
-		"a token of the other direction":       func(q *store.Query) { q.After, q.Oldest = p.Next, true },
-		"an index that there is not":           func(q *store.Query) { q.By = 0 },
-		"an index after the last":              func(q *store.Query) { q.By = store.ByWorker + 1 },
-		"a listing by no tenant":               func(q *store.Query) { q.Tenant = "" },
-		"a listing by tenant and no agent":     func(q *store.Query) { q.By, q.Agent = store.ByTenantAgent, "" },
-		"a listing by no parent":               func(q *store.Query) { q.By = store.ByParent },
-		"a listing by no root":                 func(q *store.Query) { q.By = store.ByRoot },
-		"a listing by worker with time bounds": func(q *store.Query) { q.By, q.Since = store.ByWorker, 5 },
+		"a token that is garbage":          func(q *store.Query) { q.After = "!!garbage!!" },
+		"a token that is short":            func(q *store.Query) { q.After = "AA" },
+		"a token cut off":                  func(q *store.Query) { q.After = p.Next[:3] },
+		"a token of another listing":       func(q *store.Query) { q.After, q.By = p.Next, store.ByTenantAgent },
+		"a token of the other direction":   func(q *store.Query) { q.After, q.Oldest = p.Next, true },
+		"an index that there is not":       func(q *store.Query) { q.By = 0 },
+		"an index after the last":          func(q *store.Query) { q.By = store.ByRoot + 1 },
+		"a listing by no tenant":           func(q *store.Query) { q.Tenant = "" },
+		"a listing by tenant and no agent": func(q *store.Query) { q.By, q.Agent = store.ByTenantAgent, "" },
+		"a listing by no parent":           func(q *store.Query) { q.By = store.ByParent },
+		"a listing by no root":             func(q *store.Query) { q.By = store.ByRoot },
 	}
 	for name, change := range cases {
 		t.Run(name+" is invalid", func(t *testing.T) {

@@ -11,20 +11,19 @@ import (
 
 // Scan is a checked query, in the terms that every driver's index has.
 type Scan struct {
-	// Key is the prefix that the index is scanned under: none, the tenant, tenant and agent, parent, root or worker.
+	// Key is the prefix that the index is scanned under: none, the tenant, tenant and agent, parent or root.
 	Key []string
 	// Since and Until bound CreatedAt: Since <= CreatedAt < Until, always closed.
 	Since, Until int64
-	// Rising is the direction, by (CreatedAt, ID), or (Worker, ID) for ByWorker.
+	// Rising is the direction, by (CreatedAt, ID).
 	Rising bool
 	// After is the place of the last document of the page before; nil on the first page.
 	After *Place
 }
 
-// Place is a document's position in a listing. Worker is set for ByWorker, CreatedAt for the others.
+// Place is a document's position in a listing.
 type Place struct {
 	CreatedAt int64
-	Worker    string
 	ID        string
 }
 
@@ -44,14 +43,6 @@ func CheckQuery(q store.Query) (Scan, error) {
 		s.Key = []string{q.Parent}
 	case store.ByRoot:
 		s.Key = []string{q.Root}
-	case store.ByWorker:
-		if q.Since != 0 || q.Until != 0 {
-			return Scan{}, fmt.Errorf("list of runs by worker: %w: it takes no bounds of time", store.ErrInvalid)
-		}
-		s.Rising = true
-		if q.Worker != "" {
-			s.Key = []string{q.Worker}
-		}
 	default:
 		return Scan{}, fmt.Errorf("list of runs: %w: no index %d", store.ErrInvalid, q.By)
 	}
@@ -80,12 +71,7 @@ func Next(q store.Query, docs []store.Doc) string {
 	}
 	last := &docs[len(docs)-1]
 	b := append(make([]byte, 0, 64), tokenHead(q))
-	if q.By == store.ByWorker {
-		b = binary.AppendUvarint(b, uint64(len(last.Index.Worker)))
-		b = append(b, last.Index.Worker...)
-	} else {
-		b = binary.AppendUvarint(b, uint64(last.Index.CreatedAt))
-	}
+	b = binary.AppendUvarint(b, uint64(last.Index.CreatedAt))
 	b = append(b, last.ID...)
 	return base64.RawURLEncoding.EncodeToString(b)
 }
@@ -114,16 +100,8 @@ func decodePlace(q store.Query) (Place, error) {
 	if used <= 0 || n > math.MaxInt64 {
 		return bad("was not made by this store")
 	}
-	rest, p := b[1+used:], Place{CreatedAt: int64(n)}
-	if q.By == store.ByWorker {
-		if n > uint64(len(rest)) || n > store.MaxID {
-			return bad("was not made by this store")
-		}
-		p = Place{Worker: string(rest[:n])}
-		rest = rest[n:]
-	}
-	p.ID = string(rest)
-	if checkID("page token", p.ID) != nil || !clean(p.Worker) {
+	p := Place{CreatedAt: int64(n), ID: string(b[1+used:])}
+	if checkID("page token", p.ID) != nil {
 		return bad("was not made by this store")
 	}
 	return p, nil
