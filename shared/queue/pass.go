@@ -20,6 +20,7 @@ type Pass struct {
 	tenants  []*tenant // left out by BlockTenant
 	parked   []*tenant // refused with entries left, in the order of their virtual times
 	overtook int       // how many of parked were refused before the last Take
+	lined    []string  // put into line
 	level    int64     // highest virtual time at which a tenant took, never before the first
 }
 
@@ -44,6 +45,7 @@ func (p *Pass) Next() (Entry, bool) {
 		p.skip(p.current)
 	}
 	q := p.q
+	q.call()
 	for len(q.ready) > 0 {
 		c := q.ready[0].ready[0]
 		if len(p.blocked) > 0 {
@@ -54,8 +56,16 @@ func (p *Pass) Next() (Entry, bool) {
 				continue
 			}
 		}
-		p.current = c.entries[0]
-		return p.current.entry(), true
+		it := c.entries[0]
+		if g := it.line.full(); g != nil {
+			q.detach(it)
+			q.enline(it, g)
+			p.lined = append(p.lined, it.id)
+			q.call()
+			continue
+		}
+		p.current = it
+		return it.entry(), true
 	}
 	return Entry{}, false
 }
@@ -63,7 +73,7 @@ func (p *Pass) Next() (Entry, bool) {
 // Take removes the entry, which was dispatched, and charges its cost to its tenant.
 func (p *Pass) Take(e Entry) {
 	it := p.find(e)
-	if it == nil {
+	if it == nil || it.class == nil { // in line: its group is full
 		return
 	}
 	q, t := p.q, it.class.tenant
@@ -83,7 +93,7 @@ func (p *Pass) Take(e Entry) {
 // TakeAhead takes an entry of whose turn it is not yet: the same as a walk in which everything before it is refused and
 // stays refused, for a caller that knows that it is so. It costs O(tenants before it).
 func (p *Pass) TakeAhead(e Entry) {
-	if it := p.find(e); it != nil {
+	if it := p.find(e); it != nil && it.class != nil {
 		p.overtake(0, it.class.tenant)
 		p.Take(e)
 	}
@@ -112,7 +122,7 @@ func (p *Pass) Remove(e Entry) {
 
 // Skip leaves out this entry alone. A reason that holds for others too is better a class of its own, refused at once.
 func (p *Pass) Skip(e Entry) {
-	if it := p.find(e); it != nil {
+	if it := p.find(e); it != nil && it.class != nil {
 		p.skip(it)
 	}
 }
@@ -145,6 +155,9 @@ func (p *Pass) BlockTenant(name string) {
 	}
 }
 
+// Lined lists what the pass did not offer, and put into line because a group of it is full. It holds until End.
+func (p *Pass) Lined() []string { return p.lined }
+
 // End puts back all that was left out. It does nothing when the pass has ended.
 func (p *Pass) End() {
 	if !p.open {
@@ -161,7 +174,12 @@ func (p *Pass) End() {
 	}
 	p.open = false // from here on nothing that settles counts as refused
 	for _, it := range p.skipped {
-		if it.class != nil && !it.class.entries.holds(it) {
+		switch full := it.line.full(); {
+		case it.class == nil || it.class.entries.holds(it):
+		case full != nil:
+			q.detach(it)
+			q.enline(it, full)
+		default:
 			it.class.entries.push(it)
 			q.settle(it.class)
 		}
@@ -178,6 +196,8 @@ func (p *Pass) End() {
 	clear(p.skipped)
 	clear(p.tenants)
 	clear(p.parked)
+	clear(p.lined)
+	p.lined = p.lined[:0]
 	p.classes, p.skipped, p.tenants, p.parked = p.classes[:0], p.skipped[:0], p.tenants[:0], p.parked[:0]
 	p.overtook = 0
 }

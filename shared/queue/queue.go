@@ -9,7 +9,8 @@
 // point of priority. So an old run overtakes a newer one of higher priority in the end, and nothing is ever re-sorted.
 //
 // A [Pass] walks the queue in that order. What cannot be placed is left out for the rest of the pass, so that it never
-// stands in the way of what is behind it.
+// stands in the way of what is behind it. What its group keeps from starting waits in a line of its own: see
+// [Queue.Occupy].
 //
 // The package imports no clock, context or I/O. A Queue is for one goroutine.
 package queue
@@ -44,6 +45,7 @@ type Entry struct {
 	Slots    int
 	Cost     int64       // what Take charges: slots × expected milliseconds
 	Expires  run.Instant // end of its queue timeout; the queue keeps it and does not act on it
+	Groups   []run.Group // the run's; not to be changed
 }
 
 // Options configure a Queue. The zero value is usable.
@@ -93,6 +95,9 @@ type Queue struct {
 	kept     int   // tenants at which the next sweep is due
 	restored int64 // virtual when shares were restored
 
+	occupied map[string][]*group // by run that has an attempt
+	due      []*group            // in which a place may be free, and somebody waits
+
 	pass Pass
 }
 
@@ -114,6 +119,7 @@ func New(o Options) *Queue {
 		credit:     min(o.Credit.Milliseconds(), maxCost) * scale,
 		index:      map[string]*item{},
 		tenants:    map[string]*tenant{},
+		occupied:   map[string][]*group{},
 	}
 	q.pass.q = q
 	return q
@@ -122,7 +128,8 @@ func New(o Options) *Queue {
 // item is an entry as it is kept.
 type item struct {
 	id       string
-	class    *class
+	class    *class // nil while it is in line
+	line     *line  // nil without groups
 	queuedAt run.Instant
 	expires  run.Instant
 	cost     int64
@@ -130,6 +137,7 @@ type item struct {
 	slots    int32
 	at       int32
 	priority int32
+	called   bool // back from its line
 }
 
 func (it *item) place() *int32 { return &it.at }
@@ -141,10 +149,15 @@ func (it *item) before(other *item) bool {
 }
 
 func (it *item) entry() Entry {
-	return Entry{
-		ID: it.id, Tenant: it.class.tenant.name, Class: it.class.key, Priority: int(it.priority), QueuedAt: it.queuedAt,
-		Slots: int(it.slots), Cost: it.cost, Expires: it.expires,
+	e := Entry{
+		ID: it.id, Priority: int(it.priority), QueuedAt: it.queuedAt, Slots: int(it.slots), Cost: it.cost, Expires: it.expires,
 	}
+	if it.line != nil {
+		e.Tenant, e.Class, e.Groups = it.line.tenant.name, it.line.class, it.line.specs
+	} else {
+		e.Tenant, e.Class = it.class.tenant.name, it.class.key
+	}
+	return e
 }
 
 // class holds a tenant's entries of one class. It stands in its tenant's heap while it has an entry to offer.
@@ -167,9 +180,13 @@ type tenant struct {
 	virtual int64 // dispatched cost × scale ÷ weight
 	classes map[Class]*class
 	ready   heap[*class]
-	n       int
-	cost    int64 // of all its entries
+	n       int   // entries, but for those in line
+	cost    int64 // of all of them
 	at      int32
+
+	lined  int // entries in line
+	groups map[string]*group
+	lines  map[string]*line
 
 	out      bool // left out of this pass
 	parked   bool // listed in the pass as refused
@@ -199,33 +216,46 @@ func (q *Queue) Push(e Entry) bool {
 		return false
 	}
 	t := q.tenant(e.Tenant)
-	if t.n == 0 {
-		q.lift(t)
-	}
-	c := t.classes[e.Class]
-	if c == nil {
-		c = &class{key: e.Class, tenant: t}
-		t.classes[e.Class] = c
-	}
 	it := &item{
-		id: e.ID, class: c, queuedAt: e.QueuedAt, expires: e.Expires, cost: min(max(e.Cost, 1), maxCost),
+		id: e.ID, line: t.line(e.Class, e.Groups), queuedAt: e.QueuedAt, expires: e.Expires, cost: min(max(e.Cost, 1), maxCost),
 		slots: int32(min(max(e.Slots, 1), 1<<30)), priority: int32(min(max(e.Priority, -1<<20), 1<<20)),
 	}
 	it.rank = int64(it.queuedAt) - int64(it.priority)*q.ageing
-	c.n++
-	t.n++
-	t.cost += it.cost
-	if t.n == 1 {
-		q.active++
+	if it.line != nil {
+		it.line.n++
+	}
+	if g := it.line.full(); g != nil {
+		q.enline(it, g)
+	} else {
+		q.attach(t, it, e.Class)
 	}
 	// The old entry goes last, so that a tenant that had only this one does not count as idle in between.
 	if known {
 		q.drop(old)
 	}
 	q.index[e.ID] = it
+	return true
+}
+
+// attach puts an item that is nowhere into its class.
+func (q *Queue) attach(t *tenant, it *item, key Class) {
+	if t.n == 0 {
+		q.lift(t)
+	}
+	c := t.classes[key]
+	if c == nil {
+		c = &class{key: key, tenant: t}
+		t.classes[key] = c
+	}
+	it.class = c
+	c.n++
+	t.n++
+	t.cost += it.cost
+	if t.n == 1 {
+		q.active++
+	}
 	c.entries.push(it)
 	q.settle(c)
-	return true
 }
 
 // full reports whether there is no room for another entry of a tenant. Where something was refused there is none before
@@ -237,7 +267,7 @@ func (q *Queue) full(name string) bool {
 		return false
 	}
 	t := q.tenants[name]
-	return t != nil && t.n >= q.own
+	return t != nil && t.n+t.lined >= q.own
 }
 
 // Remove takes an entry out without charging for it.
@@ -275,7 +305,7 @@ func (q *Queue) Len() int { return len(q.index) }
 // LenTenant is the number of the tenant's entries.
 func (q *Queue) LenTenant(name string) int {
 	if t := q.tenants[name]; t != nil {
-		return t.n
+		return t.n + t.lined
 	}
 	return 0
 }
@@ -357,12 +387,24 @@ func (q *Queue) lag() int64 { return q.credit + 2*q.largest }
 
 // drop removes an item from everything that holds it.
 func (q *Queue) drop(it *item) {
+	delete(q.index, it.id)
+	if it.class != nil {
+		q.detach(it)
+	} else {
+		q.unline(it)
+	}
+	if it.line != nil {
+		it.line.leave()
+	}
+}
+
+// detach takes an item out of its class; it is nowhere then.
+func (q *Queue) detach(it *item) {
 	c := it.class
 	t := c.tenant
 	if q.pass.current == it {
 		q.pass.current = nil
 	}
-	delete(q.index, it.id)
 	if c.entries.holds(it) {
 		c.entries.remove(it)
 	}
@@ -370,6 +412,7 @@ func (q *Queue) drop(it *item) {
 	t.n--
 	t.cost -= it.cost
 	it.class = nil
+	q.uncall(it)
 	q.settle(c)
 	if c.n == 0 {
 		delete(t.classes, c.key)

@@ -475,7 +475,7 @@ func TestAPassOffersWhatIsNotLeftOut(t *testing.T) {
 				return
 			}
 			id := rapid.SampledFrom(sorted(all)).Draw(t, "remove")
-			if e, ok := q.Remove(id); !ok || e != all[id] {
+			if e, ok := q.Remove(id); !ok || !cmp.Equal(e, all[id]) {
 				t.Fatalf("Remove(%s) = %v, %v; want %v", id, e, ok, all[id])
 			}
 			delete(all, id)
@@ -503,7 +503,7 @@ func TestAPassOffersWhatIsNotLeftOut(t *testing.T) {
 					}
 					break
 				}
-				if e != all[e.ID] || !slices.Contains(open, e.ID) {
+				if !cmp.Equal(e, all[e.ID]) || !slices.Contains(open, e.ID) {
 					t.Fatalf("%v is offered, left are %v", e, open)
 				}
 				for _, id := range open {
@@ -552,7 +552,7 @@ func TestAPassOffersWhatIsNotLeftOut(t *testing.T) {
 				t.Fatalf("%d entries after the pass, want %d", q.Len(), len(all))
 			}
 			for id, e := range all {
-				if got, ok := q.Get(id); !ok || got != e {
+				if got, ok := q.Get(id); !ok || !cmp.Equal(got, e) {
 					t.Fatalf("Get(%s) = %v, %v; want %v", id, got, ok, e)
 				}
 			}

@@ -55,7 +55,7 @@ func (q *Queue) sweep() {
 		return
 	}
 	for name, t := range q.tenants {
-		if t.n == 0 && t.weight == 1 && t.virtual <= q.virtual {
+		if t.n == 0 && len(t.groups) == 0 && t.weight == 1 && t.virtual <= q.virtual {
 			delete(q.tenants, name)
 		}
 	}
@@ -78,20 +78,27 @@ type TenantStat struct {
 func (q *Queue) Tenants() []TenantStat {
 	var list []TenantStat
 	for _, t := range q.tenants {
-		if t.n == 0 && t.virtual <= q.virtual {
+		if t.n+t.lined == 0 && t.virtual <= q.virtual {
 			continue
 		}
 		s := TenantStat{
-			Tenant: t.name, Weight: int(t.weight), Queued: t.n, Cost: t.cost, Lead: (t.virtual - q.virtual) / scale,
+			Tenant: t.name, Weight: int(t.weight), Queued: t.n + t.lined, Cost: t.cost, Lead: (t.virtual - q.virtual) / scale,
 		}
 		var top *item
-		q.each(t, func(it *item) {
+		see := func(it *item) {
 			s.Oldest = run.Earliest(s.Oldest, it.queuedAt)
 			s.Slots += int64(it.slots)
 			if top == nil || it.before(top) {
 				top = it
 			}
-		})
+		}
+		q.each(t, see)
+		for _, l := range t.lines {
+			for _, it := range l.entries {
+				s.Cost += it.cost
+				see(it)
+			}
+		}
 		if top != nil {
 			s.TopEntry = top.entry()
 		}
@@ -101,7 +108,7 @@ func (q *Queue) Tenants() []TenantStat {
 	return list
 }
 
-// each visits a tenant's entries, in no order, with those that the open pass skipped.
+// each visits a tenant's entries but for those in line, in no order, with those that the open pass skipped.
 func (q *Queue) each(t *tenant, visit func(*item)) {
 	for _, c := range t.classes {
 		for _, it := range c.entries {
@@ -149,11 +156,16 @@ type Position struct {
 }
 
 // Position says what comes before the entry if all of it can be placed. It is exact while each tenant's runs cost the
-// same, and takes their mean otherwise. It costs O(tenants + the tenant's own entries).
+// same, and takes their mean otherwise. Before an entry in line is what its line holds before it. It costs O(tenants +
+// the tenant's own entries).
 func (q *Queue) Position(id string) (Position, bool) {
 	it, ok := q.index[id]
 	if !ok {
 		return Position{}, false
+	}
+	if it.class == nil {
+		w, _ := q.Waits(id)
+		return Position{Position: w.Ahead + 1, Ahead: w.Ahead, TenantAhead: w.Ahead, Tenants: min(w.Ahead, 1)}, true
 	}
 	// 1. The virtual time that its tenant has when its turn comes.
 	own := it.class.tenant
