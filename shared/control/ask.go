@@ -319,6 +319,9 @@ func (p *Plane) position(rec *run.Record, d placement.Diagnosis) *QueuePosition 
 			q.Limit = c.limit
 		}
 	}
+	if w, waits := p.ix.queue.Waits(rec.ID); waits {
+		q.Limit = waitText(&w)
+	}
 	if q.Limit == "" && len(d.Reasons) > 0 {
 		q.Limit = d.Lines()[0]
 	}

@@ -150,6 +150,13 @@ func (p *Plane) Begin(ctx context.Context, b Beginning) (Begun, error) {
 		Labels: b.Labels, Key: b.Key, CreatedAt: now, RetainFor: retainFor(agent), Session: b.Session, Trace: b.Trace,
 	}
 	p.identify(&spec, &b.Submission)
+	var err error
+	if spec.Groups, err = x.groupsOf(ctx, &spec, b.Input); err != nil {
+		return Begun{}, err
+	}
+	if err := p.groupsFree(&spec); err != nil {
+		return Begun{}, err
+	}
 	a, err := p.arrivalOf(spec, b.Input, agent, b.Actor, now)
 	if err != nil {
 		return Begun{}, err

@@ -16,6 +16,7 @@ import (
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
 
+	"github.com/errand-run/errand/shared/expr"
 	"github.com/errand-run/errand/shared/fleet"
 	"github.com/errand-run/errand/shared/run"
 	"github.com/errand-run/errand/shared/store"
@@ -33,6 +34,7 @@ type declaration struct {
 	paused    bool
 
 	input, output *jsonschema.Schema // agents; nil for any
+	perKey        *expr.Program      // agents; nil without concurrency.perKey
 	mapper        *trigger.Mapper    // triggers
 }
 
@@ -250,6 +252,12 @@ func (x *declaration) compile() []Fault {
 			faults = append(faults, Fault{s.path, err.Error()})
 		}
 		*s.into = compiled
+	}
+	if k := a.Concurrency.PerKey; k != nil {
+		var err error
+		if x.perKey, err = expr.CompileAny(k.Key, "input", "tenant", "labels"); err != nil {
+			faults = append(faults, Fault{perKeyPath, err.Error()})
+		}
 	}
 	return faults
 }
@@ -514,9 +522,6 @@ func (p *Plane) warnings(obj fleet.Object) []string {
 	}
 	if a.Model != "" {
 		w = append(w, fmt.Sprintf("model %s is recorded and not yet scheduled: its capacity does not hold runs back", a.Model))
-	}
-	if a.Concurrency.PerKey != nil {
-		w = append(w, "concurrency.perKey is recorded and not yet enforced")
 	}
 	if a.Budget.USD > 0 || a.Budget.Tokens > 0 {
 		w = append(w, "budget is recorded and not yet enforced")

@@ -90,13 +90,16 @@ func (h *house) derive() {
 	h.p.mu.Lock()
 	defer h.p.mu.Unlock()
 	agents, tenants, pairs := make(tallies), make(tallies), make(map[[2]string]int)
-	lives := 0
+	lives, grouped := 0, 0
 	for id, t := range ix.runs {
 		q, l, rest := 0, 0, 0
 		switch {
 		case t.live != nil:
 			l = 1
 			lives++
+			if r := h.p.records.get(id); r != nil && len(r.Groups) > 0 {
+				grouped++
+			}
 			pairs[[2]string{t.agent, t.tenant}]++
 			if node, ok := ix.world.NodeOf(id); !ok || node != t.live.node {
 				h.t.Errorf("run %s is live on %s, in the World on %q", id, t.live.node, node)
@@ -119,6 +122,9 @@ func (h *house) derive() {
 	}
 	if diff := cmp.Diff(pairs, ix.agentTenant); diff != "" {
 		h.t.Errorf("counts by agent and tenant (-derived +counted):\n%s", diff)
+	}
+	if n := ix.queue.Occupied(); n != grouped {
+		h.t.Errorf("%d runs have places in groups, %d live ones are in any", n, grouped)
 	}
 	if n := ix.world.Runs(); n != lives {
 		h.t.Errorf("%d slots in use, %d runs are live", n, lives)

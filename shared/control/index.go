@@ -306,7 +306,7 @@ func (ix *index) set(p *Plane, r *run.Record, gone bool) (turn bool, after effec
 		turn = true
 	}
 	ix.timers.set(r.ID, when)
-	return turn, after
+	return turn || ix.queue.Due(), after
 }
 
 // wakeOf is when the loop must look at a run: for one that the store's index has as due since long, so that it is found,
@@ -340,6 +340,7 @@ func (ix *index) forget(id string, t *tracked, r *run.Record) {
 		return
 	case t.state == run.Assigned: // a pass placed it, and its record comes only now
 		ix.count(t, 0, -1, 0)
+		ix.queue.Vacate(id)
 	}
 	ix.unclass(t.class)
 	delete(ix.runs, id)
@@ -383,7 +384,7 @@ func (ix *index) unclass(k queue.Class) {
 func (ix *index) entryOf(p *Plane, r *run.Record, class queue.Class) queue.Entry {
 	e := queue.Entry{
 		ID: r.ID, Tenant: r.Tenant, Class: class, Priority: r.Priority, QueuedAt: r.QueuedAt,
-		Slots: 1, Cost: int64(time.Second / time.Millisecond), Expires: r.Due,
+		Slots: 1, Cost: int64(time.Second / time.Millisecond), Expires: r.Due, Groups: r.Groups,
 	}
 	if c := ix.classes[class]; c.agent != nil {
 		a := c.agent.object.(*fleet.Agent)
@@ -426,6 +427,7 @@ func (ix *index) hold(p *Plane, r *run.Record, t *tracked) *live {
 		}
 		t.live = l
 		ix.count(t, 0, 1, 0)
+		ix.queue.Occupy(r.ID, r.Tenant, r.Groups)
 		if ix.targets[l.target] == nil {
 			ix.targets[l.target] = make(map[string]struct{})
 		}
@@ -483,6 +485,7 @@ func (ix *index) release(t *tracked, r *run.Record) {
 		ix.queue.Correct(t.tenant, int64(l.slots)*tookOf(r, l.n).Milliseconds()-l.cost)
 	}
 	ix.count(t, 0, -1, 0)
+	ix.queue.Vacate(l.id)
 	t.live = nil
 	t.state = ""
 }

@@ -244,6 +244,10 @@ func (p *Plane) admit(ctx context.Context, s *Submission, now run.Instant, queue
 		spec.Session = "default"
 	}
 	p.identify(&spec, s)
+	var err error
+	if spec.Groups, err = x.groupsOf(ctx, &spec, s.Input); err != nil {
+		return arrival{}, err
+	}
 	a, err := p.arrivalOf(spec, s.Input, agent, s.Actor, now)
 	a.delay = v.Delay
 	return a, err

@@ -202,6 +202,9 @@ func (p *Plane) retryOf(ctx context.Context, id string, input json.RawMessage, a
 		Priority: old.Priority, Labels: old.Labels, Unit: old.WorkUnit(), CreatedAt: now, RetainFor: retainFor(agent),
 		RetryOf: old.ID, Session: old.Session, Trace: old.Trace, BudgetUSD: old.BudgetUSD, BudgetToken: old.BudgetToken,
 	}
+	if spec.Groups, err = x.groupsOf(ctx, &spec, input); err != nil {
+		return a, err
+	}
 	a, err = p.arrivalOf(spec, input, agent, actor, now)
 	a.writes = append(a.writes, retryLink(old.ID, spec.ID))
 	return a, err

@@ -80,9 +80,12 @@ func (p *Plane) stepPlace(ctx context.Context, now run.Instant) (bindings []bind
 			placed++
 		}
 	}
+	for _, id := range walk.Lined() {
+		ix.world.Unreserve(id) // or a node would stay empty for what may not start
+	}
 	walk.End()
 	// A node that was kept for a run and is not any more may take one that was refused before.
-	more = more || ix.world.Generation().Capacity != room
+	more = more || ix.world.Generation().Capacity != room || ix.queue.Due()
 	// 3. Arrivals that were not placed are written as queued, in the order in which they came.
 	for i := range arrived {
 		if a := &arrived[i]; fresh[a.rec.ID] == a {
@@ -151,6 +154,7 @@ func (p *Plane) placeOne(walk *queue.Pass, e queue.Entry, fresh map[string]*arri
 		// The tallies count it at once, so that the next decision of this pass sees it.
 		t := ix.runs[e.ID]
 		ix.count(t, -1, 1, 0)
+		ix.queue.Occupy(e.ID, e.Tenant, e.Groups)
 		t.state = run.Assigned
 		if c.session != "" {
 			ix.sessions[c.session] = e.ID
@@ -194,6 +198,7 @@ func (ix *index) unassume(b *binding) {
 	if b.assign && t.live == nil {
 		ix.world.Release(b.id)
 		ix.count(t, 1, -1, 0)
+		ix.queue.Vacate(b.id)
 		t.state = run.Queued
 		if c := ix.classes[t.class]; c != nil && c.session != "" && ix.sessions[c.session] == b.id {
 			delete(ix.sessions, c.session)

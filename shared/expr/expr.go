@@ -39,8 +39,8 @@ type Program struct {
 // environments are kept: making one takes longer than compiling with it.
 var environments sync.Map
 
-func environment(variables []string) (*cel.Env, error) {
-	key := strings.Join(variables, ",")
+func environment(of *cel.Type, variables []string) (*cel.Env, error) {
+	key := of.String() + " " + strings.Join(variables, ",")
 	if env, ok := environments.Load(key); ok {
 		return env.(*cel.Env), nil
 	}
@@ -50,7 +50,7 @@ func environment(variables []string) (*cel.Env, error) {
 		cel.ParserRecursionLimit(maxDepth),
 	}
 	for _, name := range variables {
-		options = append(options, cel.Variable(name, cel.MapType(cel.StringType, cel.DynType)))
+		options = append(options, cel.Variable(name, of))
 	}
 	env, err := cel.NewEnv(options...)
 	if err != nil {
@@ -63,7 +63,16 @@ func environment(variables []string) (*cel.Env, error) {
 // Compile reads an expression over the variables, each of which is a map from names to anything. The error says where in
 // the expression what is wrong, as line:column of it.
 func Compile(source string, variables ...string) (*Program, error) {
-	env, err := environment(variables)
+	return compile(source, cel.MapType(cel.StringType, cel.DynType), variables)
+}
+
+// CompileAny is Compile for variables of which each may be anything.
+func CompileAny(source string, variables ...string) (*Program, error) {
+	return compile(source, cel.DynType, variables)
+}
+
+func compile(source string, of *cel.Type, variables []string) (*Program, error) {
+	env, err := environment(of, variables)
 	if err != nil {
 		return nil, err
 	}

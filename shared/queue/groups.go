@@ -99,6 +99,9 @@ func (q *Queue) Vacate(id string) {
 	}
 }
 
+// Occupied is the number of runs that have places.
+func (q *Queue) Occupied() int { return len(q.occupied) }
+
 // Due reports whether a place became free that the next pass will offer to a line.
 func (q *Queue) Due() bool { return len(q.due) > 0 }
 
@@ -113,23 +116,21 @@ type Wait struct {
 // Waits says what an entry in line waits for. It costs O(its line + the places of its group).
 func (q *Queue) Waits(id string) (Wait, bool) {
 	it := q.index[id]
-	if it == nil || it.line == nil || it.class != nil && it.line.full() == nil {
+	if it == nil || it.line == nil {
 		return Wait{}, false
 	}
 	l := it.line
 	g := l.full()
-	if g == nil {
+	if g == nil && it.class == nil {
 		g = l.stands
 	}
-	w := Wait{InUse: len(g.live)}
+	if g == nil {
+		return Wait{}, false
+	}
+	w := g.taken()
 	for i := range l.groups {
 		if l.groups[i] == g {
 			w.Group = l.specs[i]
-		}
-	}
-	for who := range g.live {
-		if w.By == "" || who < w.By {
-			w.By = who
 		}
 	}
 	for _, other := range l.entries {
@@ -138,6 +139,37 @@ func (q *Queue) Waits(id string) (Wait, bool) {
 		}
 	}
 	return w, true
+}
+
+// Full tells of a group in which there is no place for a run beside those of others.
+func (q *Queue) Full(id, tenant string, groups []run.Group) (Wait, bool) {
+	t := q.tenants[tenant]
+	if t == nil {
+		return Wait{}, false
+	}
+	for _, spec := range groups {
+		g := t.groups[spec.Key]
+		if g == nil || len(g.live) < spec.Max {
+			continue
+		}
+		if _, own := g.live[id]; !own {
+			w := g.taken()
+			w.Group = spec
+			return w, true
+		}
+	}
+	return Wait{}, false
+}
+
+// taken tells how many places are taken, and names one run that has one.
+func (g *group) taken() Wait {
+	w := Wait{InUse: len(g.live)}
+	for who := range g.live {
+		if w.By == "" || who < w.By {
+			w.By = who
+		}
+	}
+	return w
 }
 
 // group returns the tenant's group, which it makes when there is none.
