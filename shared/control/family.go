@@ -223,6 +223,11 @@ func (p *Plane) childOf(ctx context.Context, parent *run.Record, stage string, i
 	if agent.Shape == fleet.Instance {
 		spec.Session = "default"
 	}
+	groups, err := x.groupsOf(ctx, &spec, c.Input)
+	if err != nil && c.Mode == "" { // what is to be undone need not have the input of a run
+		return arrival{}, fmt.Errorf("%s: %w", where, err)
+	}
+	spec.Groups = append(spec.Groups, groups...)
 	return p.arrivalOf(spec, c.Input, agent, "run:"+parent.ID, now)
 }
 

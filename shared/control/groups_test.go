@@ -235,3 +235,42 @@ func TestARunThatIsBegunFromOutsideWaitsForItsGroupToo(t *testing.T) {
 		t.Fatalf("a second run of the key: %v, want a refusal", err)
 	}
 }
+
+func TestAStageRunsSoManyChildrenAtATimeAndTheirKeysApart(t *testing.T) {
+	h := newHouse(t, caller("boss", "writer"), writer(func(a *fleet.Agent) { a.Concurrency.PerKey.Key = "input.vendor" }))
+	boss := h.submit(Submission{Agent: "boss"})
+	h.lease("b", 1, "boss")
+	var calls []call
+	for i := range 12 { // two of each of six vendors
+		calls = append(calls, call{Agent: "writer", Input: vendor(fmt.Sprintf("v%d", i/2))})
+	}
+	if err := h.p.spawn(t.Context(), h.get(boss.ID), "fan", 0, calls, 3); err != nil {
+		t.Fatal(err)
+	}
+	h.settle()
+	ended := 0
+	for turn := 0; ended < len(calls); turn++ {
+		if turn > len(calls) {
+			t.Fatalf("%d of %d children ended", ended, len(calls))
+		}
+		at := make(map[string]bool)
+		leases := h.lease("w1", 10, "writer")
+		for _, l := range leases {
+			if key := h.get(l.Run).Groups[1].Key; at[key] {
+				t.Fatalf("two children of %s at a time", key)
+			} else {
+				at[key] = true
+			}
+		}
+		if len(leases) > 3 || len(leases) < 2 && ended+len(leases) < len(calls) {
+			t.Fatalf("%d children at a time, the stage takes 3, and %d are left", len(leases), len(calls)-ended)
+		}
+		for _, l := range leases {
+			h.report(runtime.Report{Type: runtime.Completed, Run: l.Run, N: l.N, Worker: "w1"})
+			ended++
+		}
+	}
+	if n := h.p.ix.queue.Occupied(); n != 0 {
+		t.Fatalf("%d places are in use", n)
+	}
+}

@@ -484,8 +484,8 @@ func (ix *index) release(t *tracked, r *run.Record) {
 	if l.cost > 0 {
 		ix.queue.Correct(t.tenant, int64(l.slots)*tookOf(r, l.n).Milliseconds()-l.cost)
 	}
-	ix.count(t, 0, -1, 0)
 	ix.queue.Vacate(l.id)
+	ix.count(t, 0, -1, 0)
 	t.live = nil
 	t.state = ""
 }
