@@ -68,6 +68,7 @@ func House() Rules {
 			// What decisions are measured with.
 			"placement/crowd": {Layer: policy, Beside: []string{"placement", "queue"}},
 			"retry":           {Layer: policy},
+			"workflow":        {Layer: policy},
 
 			// Plays the policies in simulated time: it imports no more than they do.
 			"forecast": {Layer: ports},
@@ -81,7 +82,8 @@ func House() Rules {
 			"cloudbox":          {Layer: doors, Beside: []string{"api", "internal/emulator", "server", "twin"}},
 
 			"trigger":             {Layer: drivers},
-			"manifest":            {Layer: drivers, Beside: []string{"trigger"}},
+			"workflow/cel":        {Layer: drivers}, // its expressions
+			"manifest":            {Layer: drivers, Beside: []string{"trigger", "workflow/cel"}},
 			"identity":            {Layer: drivers},
 			"store/internal/port": {Layer: drivers},
 			"store/memory":        {Layer: drivers, Beside: []string{"store/internal/port"}},

@@ -34,6 +34,7 @@ const (
 type Program struct {
 	source  string
 	program cel.Program
+	ast     *cel.Ast
 }
 
 // environments are kept: making one takes longer than compiling with it.
@@ -54,7 +55,7 @@ func environment(of *cel.Type, variables []string) (*cel.Env, error) {
 	}
 	env, err := cel.NewEnv(options...)
 	if err != nil {
-		return nil, fmt.Errorf("expressions over %s: %w", key, err)
+		return nil, fmt.Errorf("expressions over %s: %w", strings.Join(variables, ", "), err)
 	}
 	environments.Store(key, env)
 	return env, nil
@@ -92,7 +93,7 @@ func compile(source string, of *cel.Type, variables []string) (*Program, error) 
 	if err != nil {
 		return nil, fmt.Errorf("not an expression that can be evaluated: %w", err)
 	}
-	return &Program{source, program}, nil
+	return &Program{source, program, ast}, nil
 }
 
 // Value evaluates the expression and gives what it says as JSON says it: nil, bool, int64, uint64, float64, string, []any
