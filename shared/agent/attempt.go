@@ -116,7 +116,7 @@ func fromDocument(d *api.Document, token string, box *outbox) *Attempt {
 	a := &Attempt{box: box, Lease: api.Lease{
 		Attempt: d.Attempt, Run: d.Run, Agent: d.Agent, Tenant: d.Tenant, Mode: d.Mode, Input: d.Input, Key: d.Key,
 		Token: token, Deadline: d.Deadline, Traceparent: d.Traceparent, Steps: d.Steps, Labels: d.Labels,
-		Index: d.Index, Completions: d.Completions,
+		Receipts: d.Receipts, Index: d.Index, Completions: d.Completions,
 	}}
 	if _, n, ok := strings.Cut(d.Attempt, "."); ok {
 		_, _ = fmt.Sscanf(n, "%d", &a.N)

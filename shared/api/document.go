@@ -25,8 +25,9 @@ type Document struct {
 	Input   json.RawMessage `json:"input"` // null when the run has none
 	// Key is the unit of work that receipts belong to: the same for every attempt and retry.
 	Key         string            `json:"key"`
-	Deadline    Time              `json:"deadline"`        // when the attempt must have ended
-	Steps       []Step            `json:"steps,omitempty"` // recorded by earlier attempts, in order
+	Deadline    Time              `json:"deadline"`           // when the attempt must have ended
+	Steps       []Step            `json:"steps,omitempty"`    // recorded by earlier attempts, in order
+	Receipts    []Undoing         `json:"receipts,omitempty"` // mode compensate: what to undo, newest first
 	Session     *DocumentSession  `json:"session,omitempty"`
 	Labels      map[string]string `json:"labels,omitempty"`
 	Traceparent string            `json:"traceparent,omitempty"`
@@ -65,7 +66,7 @@ type Snapshot struct {
 func (l *Lease) Document(url string) *Document {
 	d := &Document{
 		URL: url, Run: l.Run, Attempt: l.Attempt, Agent: l.Agent, Tenant: l.Tenant, Mode: l.Mode, Input: l.Input, Key: l.Key,
-		Deadline: l.Deadline, Steps: l.Steps, Labels: l.Labels, Traceparent: l.Traceparent, Index: l.Index, Completions: l.Completions,
+		Deadline: l.Deadline, Steps: l.Steps, Receipts: l.Receipts, Labels: l.Labels, Traceparent: l.Traceparent, Index: l.Index, Completions: l.Completions,
 	}
 	if l.Session != "" {
 		d.Session = &DocumentSession{Name: l.Session, State: l.State}

@@ -37,9 +37,11 @@ type Lease struct {
 	// HeartbeatEvery is how often the worker must send its heartbeat.
 	HeartbeatEvery Duration `json:"heartbeatEvery"`
 	// Silence is the longest that the handler itself may be silent; 0 for no limit.
-	Silence     Duration          `json:"silence,omitempty"`
-	Traceparent string            `json:"traceparent,omitempty"`
-	Steps       []Step            `json:"steps,omitempty"` // recorded by earlier attempts, in order
+	Silence     Duration `json:"silence,omitempty"`
+	Traceparent string   `json:"traceparent,omitempty"`
+	Steps       []Step   `json:"steps,omitempty"` // recorded by earlier attempts, in order
+	// Receipts are, in mode compensate, the effects of the run to undo, newest first; Input and Steps are that run's.
+	Receipts    []Undoing         `json:"receipts,omitempty"`
 	Session     string            `json:"session,omitempty"`
 	State       json.RawMessage   `json:"state,omitempty"` // of the session, as its last turn left it
 	Labels      map[string]string `json:"labels,omitempty"`
@@ -54,6 +56,20 @@ type Step struct {
 	Result json.RawMessage `json:"result,omitempty"`
 	// Error is set where the step was recorded as failed for good.
 	Error *AgentError `json:"error,omitempty"`
+}
+
+// Undoing is an effect as whoever undoes it sees it.
+type Undoing struct {
+	ID          string          `json:"id"` // of the receipt
+	Step        string          `json:"step,omitempty"`
+	Effect      string          `json:"effect"`
+	Key         string          `json:"key"`   // idempotency key under which it was performed
+	State       string          `json:"state"` // done, unknown, or compensated: undone already
+	Compensable bool            `json:"compensable,omitempty"`
+	Undo        string          `json:"undo,omitempty"` // name of the effect, in the same step, that undoes it
+	Result      json.RawMessage `json:"result,omitempty"`
+	// Omitted: there is a result, too large to be handed over; to begin the effect answers with it.
+	Omitted bool `json:"omitted,omitempty"`
 }
 
 // AgentError is an error that an agent reports of itself.
@@ -234,6 +250,8 @@ type ReceiptBegin struct {
 	OnUnknown string    `json:"onUnknown,omitempty"` // ask, reconcile, repeat or fail; the agent's default when empty
 	// Reconciled reports what the reconcile hook found of an unknown effect: "didNotHappen".
 	Reconciled string `json:"reconciled,omitempty"`
+	// Compensable: the caller knows how to undo the effect, so that an end without success of the run undoes it.
+	Compensable bool `json:"compensable,omitempty"`
 }
 
 // Answers to ReceiptBegin.
@@ -243,14 +261,16 @@ const (
 	EffectWait     = "wait"
 	EffectUnknown  = "unknown"
 	EffectConflict = "conflict"
+	EffectNone     = "none" // in mode compensate: it did not happen
 )
 
 // ReceiptAnswer answers ReceiptBegin.
 type ReceiptAnswer struct {
 	Standing
 	Answer string `json:"answer"`
-	// ID of the receipt; the action passes it on as the outside system's own idempotency key.
-	ID     string          `json:"id"`
+	ID     string `json:"id"` // of the receipt
+	// Key is passed on by the action as the outside system's own idempotency key: the id, until the effect was undone.
+	Key    string          `json:"key"`
 	Until  *Time           `json:"until,omitempty"`  // proceed: the action is cancelled then; wait: ask again then
 	Result json.RawMessage `json:"result,omitempty"` // done
 	// OnUnknown is the policy in force.
@@ -261,6 +281,7 @@ type ReceiptAnswer struct {
 type ReceiptCommit struct {
 	Step   string          `json:"step,omitempty"`
 	Result json.RawMessage `json:"result,omitempty"`
-	// Reconciled is "happened" when the reconcile hook found that an unknown effect took place.
+	// Reconciled is "happened" when the reconcile hook found that an unknown effect took place. To abandon, in mode
+	// compensate alone, "didNotHappen" says that it did not.
 	Reconciled string `json:"reconciled,omitempty"`
 }

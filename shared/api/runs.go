@@ -188,7 +188,7 @@ type Receipt struct {
 	Unit        string          `json:"unit"`
 	Step        string          `json:"step,omitempty"`
 	Effect      string          `json:"effect"`
-	State       string          `json:"state"` // intent, done, unknown, abandoned
+	State       string          `json:"state"` // intent, done, unknown, abandoned, compensated
 	Attempt     int             `json:"attempt"`
 	OnUnknown   string          `json:"onUnknown"`
 	BegunAt     Time            `json:"begunAt"`
@@ -197,6 +197,9 @@ type Receipt struct {
 	Result      json.RawMessage `json:"result,omitempty"`
 	ResolvedBy  string          `json:"resolvedBy,omitempty"`
 	RequestHash string          `json:"requestHash,omitempty"`
+	// Compensable: an end without success of the run undoes it. Undoes is the receipt that this effect undoes.
+	Compensable bool   `json:"compensable,omitempty"`
+	Undoes      string `json:"undoes,omitempty"`
 }
 
 // Resolve is the body of POST /v1/receipts/{id}:resolve.

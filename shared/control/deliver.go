@@ -52,7 +52,7 @@ func (p *Plane) startOn(ctx context.Context, rt runtime.Runtime, r *run.Record, 
 		p.startCh <- struct{}{}
 		defer func() { <-p.startCh }()
 		a := runtime.Assignment{
-			Run: r.ID, N: r.Attempt, Agent: agent, Target: target, Worker: r.Worker, Tenant: r.Tenant, Unit: r.WorkUnit(), Mode: runtime.ModeRun,
+			Run: r.ID, N: r.Attempt, Agent: agent, Target: target, Worker: r.Worker, Tenant: r.Tenant, Unit: r.WorkUnit(), Mode: modeOf(r),
 		}
 		if isHandOver(target, agent) {
 			a.Deadline, a.Trace = r.Due, r.Trace
@@ -187,11 +187,18 @@ func (p *Plane) assignments(ctx context.Context, ids []string) ([]runtime.Assign
 func (p *Plane) assignment(ctx context.Context, r *run.Record, agent *fleet.Agent, target *fleet.Target) (runtime.Assignment, error) {
 	now := p.cfg.Clock()
 	a := runtime.Assignment{
-		Run: r.ID, N: r.Attempt, Agent: agent, Target: target, Worker: r.Worker, Tenant: r.Tenant, Unit: r.WorkUnit(), Mode: runtime.ModeRun,
+		Run: r.ID, N: r.Attempt, Agent: agent, Target: target, Worker: r.Worker, Tenant: r.Tenant, Unit: r.WorkUnit(), Mode: modeOf(r),
 		Labels: r.Labels, Trace: r.Trace, Session: r.Session, Silence: agent.Timeouts.Heartbeat.Std(),
 		Deadline: run.Earliest(run.At(now).Add(p.attemptTimeout(ctx, r)), r.Deadline),
 	}
 	var err error
+	if r.Mode == run.ModeCompensate {
+		if err := p.handReceipts(ctx, r, &a); err != nil {
+			return a, err
+		}
+		a.Token, err = p.signs.sign(grant(r, agent), now, p.tokenExpiry(a.Deadline))
+		return a, err
+	}
 	if a.Input, err = p.Value(ctx, r.Input); err != nil {
 		return a, err
 	}

@@ -266,13 +266,15 @@ type EffectBegin struct {
 	Timeout      time.Duration // 60 s when 0
 	OnUnknown    string        // the agent's default when empty
 	Reconciled   string        // "didNotHappen", or empty
+	Compensable  bool          // the caller knows how to undo it
 }
 
 // EffectAnswer answers it: see run.BeginReceipt for the words.
 type EffectAnswer struct {
 	runtime.Result
-	Answer    string
+	Answer    string // a run.Begin, or EffectNone
 	ID        string
+	Key       string // what the outside system is given as idempotency key
 	Until     run.Instant
 	Value     json.RawMessage
 	OnUnknown string

@@ -2,7 +2,6 @@ package control
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -24,13 +23,31 @@ const (
 // BeginEffect asks to perform an effect. The error is of the attempt (run.ErrFenced), of the request (*Refusal), or an
 // outage; every other "no" is in the answer.
 func (p *Plane) BeginEffect(ctx context.Context, b EffectBegin) (EffectAnswer, error) {
-	rec, live, err := p.holder(ctx, b.Run, b.N)
-	if err != nil {
-		return EffectAnswer{}, err
+	var answer EffectAnswer
+	for range conflictTries {
+		rec, live, err := p.holder(ctx, b.Run, b.N)
+		if err != nil {
+			return answer, err
+		}
+		again, err := p.beginOnce(ctx, rec, live, b, &answer)
+		if again {
+			continue // another call about the same effect was faster
+		}
+		if err != nil {
+			return answer, err
+		}
+		// What the attempt must know.
+		p.know(ctx, []runtime.Report{{Type: runtime.Beat, Run: b.Run, N: b.N}}, []*runtime.Result{&answer.Result}, map[int]*run.Record{0: rec})
+		return answer, answer.Err
 	}
+	return answer, &Refusal{Code: CodeUnavailable, Detail: fmt.Sprintf("effect %s is contended", b.Effect), RetryAfter: time.Second}
+}
+
+// beginOnce tries it once; again says that it has to be looked at anew.
+func (p *Plane) beginOnce(ctx context.Context, rec *run.Record, live live, b EffectBegin, answer *EffectAnswer) (again bool, err error) {
 	agent := p.agentOf(ctx, rec)
 	if agent == nil {
-		return EffectAnswer{}, refuse(CodeNotFound, "agent %s is not declared any more", rec.Agent)
+		return false, refuse(CodeNotFound, "agent %s is not declared any more", rec.Agent)
 	}
 	if b.OnUnknown == "" {
 		b.OnUnknown = string(agent.Effects.OnUnknown)
@@ -38,56 +55,152 @@ func (p *Plane) BeginEffect(ctx context.Context, b EffectBegin) (EffectAnswer, e
 	if b.Timeout <= 0 {
 		b.Timeout = effectTimeout
 	}
-	var answer EffectAnswer
-	for range conflictTries {
-		// 1. What is known of the effect.
-		now := p.now()
-		id := run.ReceiptID(rec.Tenant, rec.WorkUnit(), b.Step, b.Effect)
-		existing, err := p.receipt(ctx, id)
-		if err != nil {
-			return answer, err
-		}
-		ownerEnded, err := p.ownerEnded(ctx, existing, rec)
-		if err != nil {
-			return answer, err
-		}
-		req := run.BeginRequest{
-			Tenant: rec.Tenant, Unit: rec.WorkUnit(), Step: b.Step, Effect: b.Effect, Run: rec.ID, Attempt: b.N,
-			Nonce: b.Nonce, Hash: b.RequestHash, Policy: run.UnknownPolicy(b.OnUnknown), Now: now,
-			Until: run.Earliest(live.deadline, now.Add(b.Timeout)), Settle: agent.Effects.Settle.Std(),
-			OwnerEnded: ownerEnded, DidNotHappen: b.Reconciled == "didNotHappen",
-		}
-		if err := req.Validate(); err != nil {
-			return answer, refuse(CodeInvalid, "%v", err)
-		}
-		// 2. What follows, and its write.
-		next, said := run.BeginReceipt(existing, req)
-		answer = EffectAnswer{ID: id, Answer: string(said.Begin), Until: said.Until, OnUnknown: b.OnUnknown}
-		if existing != nil && existing.State == run.ReceiptDone {
-			if answer.Value, err = p.Value(ctx, existing.Result); err != nil {
-				return answer, err
-			}
-		}
-		if next != nil {
-			err = p.putReceipt(ctx, existing, next, nil, b.Run, b.N)
-			if errors.Is(err, store.ErrConflict) || errors.Is(err, store.ErrExists) {
-				continue // another call about the same effect was faster
-			}
-			if err != nil {
-				return answer, err
-			}
-		}
-		if said.Begin == run.BeginFenced {
-			return answer, fmt.Errorf("effect %s of attempt %s: %w", b.Effect, runtime.AttemptID(b.Run, b.N), run.ErrFenced)
-		}
-		// 3. What the attempt must know.
-		p.know(ctx, []runtime.Report{{Type: runtime.Beat, Run: b.Run, N: b.N}}, []*runtime.Result{&answer.Result}, map[int]*run.Record{0: rec})
-		return answer, answer.Err
+	// 1. What is known of the effect.
+	now := p.now()
+	id := run.ReceiptID(rec.Tenant, rec.WorkUnit(), b.Step, b.Effect)
+	existing, err := p.receipt(ctx, id)
+	if err != nil {
+		return false, err
 	}
-	return answer, &Refusal{Code: CodeUnavailable, Detail: fmt.Sprintf("effect %s is contended", b.Effect), RetryAfter: time.Second}
+	ownerEnded, err := p.ownerEnded(ctx, existing, rec)
+	if err != nil {
+		return false, err
+	}
+	req := run.BeginRequest{
+		Tenant: rec.Tenant, Unit: rec.WorkUnit(), Step: b.Step, Effect: b.Effect, Run: rec.ID, Attempt: b.N,
+		Nonce: b.Nonce, Hash: b.RequestHash, Policy: run.UnknownPolicy(b.OnUnknown), Now: now,
+		Until: run.Earliest(live.deadline, now.Add(b.Timeout)), Settle: agent.Effects.Settle.Std(),
+		OwnerEnded: ownerEnded, DidNotHappen: b.Reconciled == "didNotHappen", Compensable: b.Compensable,
+	}
+	*answer = EffectAnswer{ID: id, Key: id, OnUnknown: b.OnUnknown}
+	// 2. Whoever undoes a run performs nothing but what undoes it.
+	undone, undoes := run.Undone(b.Effect)
+	switch {
+	case rec.Mode != run.ModeCompensate && undoes:
+		return false, refuse(CodeInvalid, "effect %.80q: names that begin with undo: are of effects that undo others, in runs of mode compensate", b.Effect)
+	case rec.Mode == run.ModeCompensate && !undoes:
+		return false, p.tellEffect(ctx, existing, ownerEnded, answer)
+	case undoes:
+		of, done, err := p.undoneBy(ctx, rec, b.Step, undone, b.Effect)
+		if err != nil {
+			return false, err
+		}
+		if done {
+			answer.Answer = string(run.BeginDone)
+			return false, nil
+		}
+		req.Undoes = of.ID
+	}
+	if err := req.Validate(); err != nil {
+		return false, refuse(CodeInvalid, "%v", err)
+	}
+	// 3. What follows, and its write.
+	next, said := run.BeginReceipt(existing, req)
+	answer.Answer, answer.Until = string(said.Begin), said.Until
+	if next != nil {
+		answer.Key = next.Key()
+	} else if existing != nil {
+		answer.Key = existing.Key()
+	}
+	switch {
+	case said.Begin == run.BeginDone:
+		if answer.Value, err = p.Value(ctx, existing.Result); err != nil {
+			return false, err
+		}
+	case said.Begin == run.BeginProceed && rec.State == run.Canceling:
+		return false, refuse(CodeState, "effect %.80q: run %s is being canceled, and begins nothing new", b.Effect, rec.ID)
+	case said.Begin == run.BeginFenced:
+		return false, fmt.Errorf("effect %s of attempt %s: %w", b.Effect, runtime.AttemptID(b.Run, b.N), run.ErrFenced)
+	}
+	if next == nil {
+		return false, nil
+	}
+	w, err := receiptWrite(existing, next)
+	if err != nil {
+		return false, err
+	}
+	if next.State == run.ReceiptIntent && next.Compensable && !rec.Undoable && rec.Mode == "" {
+		err = p.act(ctx, b, w)
+	} else {
+		err = p.putReceipts(ctx, b.Run, b.N, w)
+	}
+	return overtaken(err), err
 }
 
-// EndEffect commits an effect that happened, or abandons one that certainly did not.
+// overtaken reports whether another writer was faster.
+func overtaken(err error) bool {
+	return errors.Is(err, store.ErrConflict) || errors.Is(err, store.ErrExists)
+}
+
+// act writes the first intent of a run to do what can be undone: with it, the record says that there may be something to
+// undo.
+func (p *Plane) act(ctx context.Context, b EffectBegin, w store.Write) error {
+	tries := 0
+	return p.change(ctx, edit{id: b.Run, decide: func(ctx context.Context, rec *run.Record, now run.Instant) (draft, error) {
+		var d draft
+		if rec.Holder() != b.N {
+			return d, fmt.Errorf("attempt %s: %w", runtime.AttemptID(b.Run, b.N), run.ErrFenced)
+		}
+		// It is tried again where the record, or the receipt, is not what it was.
+		if tries++; rec.Undoable || tries > 1 {
+			return d, store.ErrConflict
+		}
+		if rec.State == run.Assigned {
+			d.events = append(d.events, p.startEvent(ctx, rec, "", now))
+		}
+		d.events = append(d.events, run.Event{Type: run.EvActed, At: now, Attempt: b.N})
+		d.writes = append(d.writes, w)
+		return d, nil
+	}}).err
+}
+
+// tellEffect answers whoever undoes a run what is known of one of its effects, and changes nothing.
+func (p *Plane) tellEffect(ctx context.Context, r *run.Receipt, ownerEnded run.Instant, answer *EffectAnswer) (err error) {
+	answer.Answer = EffectNone
+	if r == nil {
+		return nil
+	}
+	answer.Key = r.Key()
+	switch r.State {
+	case run.ReceiptDone, run.ReceiptCompensated:
+		answer.Answer = string(run.BeginDone)
+		answer.Value, err = p.Value(ctx, r.Result)
+	case run.ReceiptUnknown:
+		answer.Answer = string(run.BeginUnknown)
+	case run.ReceiptIntent:
+		if answer.Until = r.SettledAt(ownerEnded); answer.Until <= p.now() {
+			answer.Answer = string(run.BeginUnknown)
+		} else {
+			answer.Answer = string(run.BeginWait)
+		}
+	}
+	return err
+}
+
+// EffectNone is the answer to whoever undoes a run, about an effect that did not happen.
+const EffectNone = "none"
+
+// undoneBy is the receipt that an effect of a run of mode compensate undoes; done says that it is undone already.
+func (p *Plane) undoneBy(ctx context.Context, rec *run.Record, step, name, by string) (of *run.Receipt, done bool, err error) {
+	of, err = p.receipt(ctx, run.ReceiptID(rec.Tenant, rec.WorkUnit(), step, name))
+	switch {
+	case err != nil:
+		return nil, false, err
+	case of == nil:
+		return nil, false, refuse(CodeState, "effect %.80q undoes effect %.80q of step %.80q, which was never begun", by, name, step)
+	case of.State == run.ReceiptCompensated:
+		return of, true, nil
+	case of.UndoEffect() != by:
+		return nil, false, refuse(CodeState, "effect %.80q of step %.80q has been performed anew since it was undone: it is undone by %.80q now", name, step, of.UndoEffect())
+	case of.State != run.ReceiptDone && of.State != run.ReceiptUnknown:
+		return nil, false, refuse(CodeState, "effect %.80q of step %.80q is %s: there is nothing to undo", name, step, of.State)
+	}
+	return of, false, nil
+}
+
+// EndEffect commits an effect that happened, or abandons one that certainly did not. What undoes another effect is
+// committed together with the word that the other is undone. A run of mode compensate tells of an unknown effect of the
+// run that it undoes what its hook found.
 func (p *Plane) EndEffect(ctx context.Context, e EffectEnd) (runtime.Result, error) {
 	var result runtime.Result
 	rec, _, err := p.holder(ctx, e.Run, e.N)
@@ -103,24 +216,16 @@ func (p *Plane) EndEffect(ctx context.Context, e EffectEnd) (runtime.Result, err
 		if err != nil {
 			return result, err
 		}
-		var next *run.Receipt
-		var writes []store.Write
-		if e.Abandon {
-			next, err = run.AbandonReceipt(existing, run.AbandonRequest{Run: e.Run, Attempt: e.N, Nonce: e.Nonce})
-		} else {
-			var value run.Payload
-			value, writes = stash(e.Run, "effect/"+id, e.Value, run.MaxInline)
-			next, err = run.CommitReceipt(existing, run.CommitRequest{Run: e.Run, Attempt: e.N, Result: value, Now: p.now(), Reconciled: e.Reconciled})
-		}
+		writes, err := p.endOf(ctx, rec, existing, &e)
 		if errors.Is(err, run.ErrNoReceipt) {
 			return result, refuse(CodeState, "%v", err)
 		}
 		if err != nil {
 			return result, err
 		}
-		if next != nil {
-			err = p.putReceipt(ctx, existing, next, writes, e.Run, e.N)
-			if errors.Is(err, store.ErrConflict) || errors.Is(err, store.ErrExists) {
+		if len(writes) > 0 {
+			err = p.putReceipts(ctx, e.Run, e.N, writes...)
+			if overtaken(err) {
 				continue
 			}
 			if err != nil {
@@ -131,6 +236,53 @@ func (p *Plane) EndEffect(ctx context.Context, e EffectEnd) (runtime.Result, err
 		return result, result.Err
 	}
 	return result, &Refusal{Code: CodeUnavailable, Detail: fmt.Sprintf("effect %s is contended", e.Effect), RetryAfter: time.Second}
+}
+
+// endOf is what the end of an effect writes; nothing where it changes nothing.
+func (p *Plane) endOf(ctx context.Context, rec *run.Record, existing *run.Receipt, e *EffectEnd) (writes []store.Write, err error) {
+	var next *run.Receipt
+	_, undoes := run.Undone(e.Effect)
+	value, payload := stash(e.Run, "effect/"+run.ReceiptID(rec.Tenant, rec.WorkUnit(), e.Step, e.Effect), e.Value, run.MaxInline)
+	switch {
+	case rec.Mode == run.ModeCompensate && !undoes:
+		if !e.Abandon && !e.Reconciled {
+			return nil, refuse(CodeState, "effect %.80q: a run of mode compensate performs none; it tells what its hook found of an unknown one", e.Effect)
+		}
+		return p.settled(ctx, existing, !e.Abandon, value, payload, run.ByReconcile)
+	case e.Abandon:
+		next, err = run.AbandonReceipt(existing, run.AbandonRequest{Run: e.Run, Attempt: e.N, Nonce: e.Nonce})
+	default:
+		next, err = run.CommitReceipt(existing, run.CommitRequest{Run: e.Run, Attempt: e.N, Result: value, Now: p.now(), Reconciled: e.Reconciled})
+		writes = payload
+	}
+	if err != nil || next == nil {
+		return nil, err
+	}
+	w, err := receiptWrite(existing, next)
+	if err != nil {
+		return nil, err
+	}
+	return p.withUndone(ctx, next, append(writes, w))
+}
+
+// withUndone adds to the writes of a receipt that became done the word that what it undoes is undone.
+func (p *Plane) withUndone(ctx context.Context, r *run.Receipt, writes []store.Write) ([]store.Write, error) {
+	if r.Undoes == "" || r.State != run.ReceiptDone {
+		return writes, nil
+	}
+	of, err := p.receipt(ctx, r.Undoes)
+	if err != nil {
+		return nil, err
+	}
+	if of == nil || of.UndoEffect() != r.Effect {
+		return writes, nil // removed with its run, or performed anew since
+	}
+	next, err := run.CompensateReceipt(of)
+	if err != nil || next == nil {
+		return writes, err
+	}
+	w, err := receiptWrite(of, next)
+	return append(writes, w), err
 }
 
 // holder returns the run that an attempt holds, and a copy of the attempt as the index knows it.
@@ -191,28 +343,33 @@ func (p *Plane) receipt(ctx context.Context, id string) (*run.Receipt, error) {
 	return run.DecodeReceipt(doc.Body)
 }
 
-// putReceipt writes a receipt; n > 0 requires that attempt to hold the run still.
-func (p *Plane) putReceipt(ctx context.Context, existing, next *run.Receipt, writes []store.Write, id string, n int) error {
+// receiptWrite is the write of a receipt over what is there.
+func receiptWrite(existing, next *run.Receipt) (store.Write, error) {
 	body, err := run.EncodeReceipt(next)
 	if err != nil {
-		return err
+		return store.Write{}, err
 	}
 	var expect int64
 	if existing != nil {
 		expect = existing.Version
 	}
-	unit := store.Unit{Token: p.newID(), Writes: append(writes, store.Write{Expect: expect, Doc: store.Doc{
+	return store.Write{Expect: expect, Doc: store.Doc{
 		Kind: store.KindReceipt, ID: next.ID, Version: next.Version, Owner: next.Run, Tag: receiptTag(next), Body: body,
-	}})}
+	}}, nil
+}
+
+// putReceipts writes receipts and what goes with them; n > 0 requires that attempt to hold the run still.
+func (p *Plane) putReceipts(ctx context.Context, id string, n int, writes ...store.Write) error {
+	unit := store.Unit{Token: p.newID(), Writes: writes}
 	if n > 0 {
 		unit.Fences = []store.Fence{{Run: id, Attempt: int64(n)}}
 	}
-	err = p.store.Commit(ctx, []store.Unit{unit})[0]
-	if errors.Is(err, store.ErrFenced) {
+	err := p.store.Commit(ctx, []store.Unit{unit})[0]
+	switch {
+	case errors.Is(err, store.ErrFenced):
 		return fmt.Errorf("attempt %s: %w", runtime.AttemptID(id, n), run.ErrFenced)
-	}
-	if err != nil && !errors.Is(err, store.ErrConflict) && !errors.Is(err, store.ErrExists) {
-		return fmt.Errorf("write receipt %s: %w", next.ID, err)
+	case err != nil && !overtaken(err):
+		return fmt.Errorf("write receipt %s: %w", writes[len(writes)-1].ID, err)
 	}
 	return err
 }
@@ -291,55 +448,4 @@ func (p *Plane) Receipt(ctx context.Context, id string) (run.Receipt, error) {
 		return run.Receipt{}, err
 	}
 	return all[0], nil
-}
-
-// Resolve settles an unknown effect by a person's word.
-func (p *Plane) Resolve(ctx context.Context, id string, happened bool, result json.RawMessage, by string) (run.Receipt, error) {
-	for range conflictTries {
-		existing, err := p.receipt(ctx, id)
-		if err != nil {
-			return run.Receipt{}, err
-		}
-		if existing == nil {
-			return run.Receipt{}, refuse(CodeNotFound, "there is no receipt %.60q", id)
-		}
-		now := p.now()
-		if existing.State == run.ReceiptIntent {
-			owner, err := p.Get(ctx, existing.Run)
-			if err != nil {
-				return run.Receipt{}, err
-			}
-			if owner.Holder() == existing.Attempt {
-				return run.Receipt{}, refuse(CodeState, "attempt %s may still be performing effect %s", runtime.AttemptID(existing.Run, existing.Attempt), existing.Effect)
-			}
-			var ended run.Instant
-			if ended, err = p.ownerEnded(ctx, existing, &run.Record{}); err != nil {
-				return run.Receipt{}, err
-			}
-			marked := run.MarkUnknown(existing, ended, now)
-			if marked == nil {
-				return run.Receipt{}, refuse(CodeState, "effect %s may still take effect until %s", existing.Effect, existing.Until.Time().Format(time.RFC3339))
-			}
-			if err := p.putReceipt(ctx, existing, marked, nil, "", 0); errors.Is(err, store.ErrConflict) {
-				continue
-			} else if err != nil {
-				return run.Receipt{}, err
-			}
-			existing = marked
-		}
-		value, writes := stash(existing.Run, "effect/"+id, result, run.MaxInline)
-		next, err := run.ResolveReceipt(existing, happened, value, by, now)
-		if err != nil {
-			return run.Receipt{}, refuse(CodeState, "%v", err)
-		}
-		if next == nil {
-			return *existing, nil
-		}
-		err = p.putReceipt(ctx, existing, next, writes, "", 0)
-		if errors.Is(err, store.ErrConflict) {
-			continue
-		}
-		return *next, err
-	}
-	return run.Receipt{}, refuse(CodeConflict, "receipt %s is contended; try again", id)
 }

@@ -65,11 +65,18 @@ func (p *Plane) openRequested(ctx context.Context, rec *run.Record, step string,
 
 func (p *Plane) parkAt(ctx context.Context, rec *run.Record, existing, g *run.Gate, now run.Instant) (run.Park, store.Write, error) {
 	park := run.Park{On: run.OnGate, Name: g.ID, Step: g.Step, Until: g.Due()}
-	if rec.Deadline > now && !p.countsWaiting(ctx, rec) {
-		park.Left = min(int64(rec.Deadline-now), maxLeft)
-	}
+	park.Left = p.timeLeft(ctx, rec, now)
 	w, err := gateWrite(existing, g)
 	return park, w, err
+}
+
+// timeLeft is what is left of a run's time, in milliseconds, when a person whom it waits for has answered; 0 where the
+// wait counts, or it has no deadline.
+func (p *Plane) timeLeft(ctx context.Context, rec *run.Record, now run.Instant) int64 {
+	if rec.Deadline <= now || p.countsWaiting(ctx, rec) {
+		return 0
+	}
+	return min(int64(rec.Deadline-now), maxLeft)
 }
 
 // maxLeft bounds the time that a run may have left, in milliseconds: a hundred times more than any asks for.

@@ -556,7 +556,13 @@ func (p *Plane) parked(ctx context.Context, d *draft, rec *run.Record, r *runtim
 			return err
 		}
 	}
-	d.events = append(d.events, run.Event{Type: run.EvParked, At: now, Attempt: rec.Attempt, Park: &park, Due: park.Until, Usage: usage, Sure: true})
+	e := run.Event{Type: run.EvParked, At: now, Attempt: rec.Attempt, Park: &park, Due: park.Until, Usage: usage, Sure: true}
+	asked := askedReceipt(&park)
+	if asked != "" {
+		e.Message = fmt.Sprintf("whether an effect happened is unknown: find out, and say so with \"errand resolve %s\"", asked)
+		park.Left = p.timeLeft(ctx, rec, now)
+	}
+	d.events = append(d.events, e)
 	var came *run.Signal
 	for i := range rec.Signals {
 		if park.On == run.OnInput && rec.Signals[i].Name == park.Name {
@@ -565,7 +571,12 @@ func (p *Plane) parked(ctx context.Context, d *draft, rec *run.Record, r *runtim
 		}
 	}
 	if came == nil && (park.On == run.OnGate || park.Until == 0 || park.Until > now) {
-		return nil
+		if asked == "" {
+			return nil
+		}
+		if open, err := p.stillAsked(ctx, asked); err != nil || open {
+			return err
+		}
 	}
 	d.result.Resumed = true
 	return p.woken(ctx, d, rec, &park, came, now)

@@ -167,7 +167,7 @@ func (p *Park) check() error {
 	if p.Size < 0 || p.Size > MaxChildren || p.Need < 0 || p.Need > p.Size || p.Tolerate < 0 {
 		return fmt.Errorf("a run waits for %d children, %d of them to succeed and %d at most to fail; %d children may be: %w", p.Size, p.Need, p.Tolerate, MaxChildren, ErrTooLarge)
 	}
-	if p.Until < 0 || p.Seq < 0 || p.Left < 0 || p.Left > maxCount || p.Left > 0 && p.On != OnGate {
+	if p.Until < 0 || p.Seq < 0 || p.Left < 0 || p.Left > maxCount || p.Left > 0 && p.On != OnGate && p.On != OnInput {
 		return fmt.Errorf("a run waits until %d at step %d with %d ms left: %w", p.Until, p.Seq, p.Left, ErrInvalid)
 	}
 	if err := checkText("step", p.Step, MaxName); err != nil {

@@ -25,6 +25,7 @@ type Document struct {
 	Key         string            `json:"key"`
 	Deadline    *string           `json:"deadline"` // RFC 3339 in UTC with milliseconds, or null
 	Steps       []documentStep    `json:"steps,omitempty"`
+	Receipts    []Receipt         `json:"receipts,omitempty"` // mode compensate: what to undo, newest first
 	Session     *documentSession  `json:"session,omitempty"`
 	Labels      map[string]string `json:"labels,omitempty"`
 	Traceparent string            `json:"traceparent,omitempty"`
@@ -62,6 +63,7 @@ func (a *Assignment) Document(url string) *Document {
 		text := a.Deadline.Time().Format(documentTime)
 		d.Deadline = &text
 	}
+	d.Receipts = a.Receipts
 	for _, s := range a.Steps {
 		d.Steps = append(d.Steps, documentStep(s))
 	}

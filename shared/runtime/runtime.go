@@ -30,7 +30,7 @@ type Assignment struct {
 	Worker string // of a polled target; "" lets the runtime choose
 	Tenant string
 	Unit   string // key of the unit of work: the same for every attempt and retry
-	Mode   string // ModeRun
+	Mode   string // ModeRun or ModeCompensate
 	Input  json.RawMessage
 	Token  string // bearer token of this attempt
 	// Ticket lets an executor that is told of the attempt by a message, or by the overrides of a job, claim it once; the
@@ -41,6 +41,9 @@ type Assignment struct {
 	Session string
 	State   json.RawMessage // of the session, as its last turn left it
 	Steps   []Step          // recorded by earlier attempts, in order
+	// Receipts are the effects of the run that an attempt of mode compensate undoes, newest first; Input and Steps are
+	// that run's.
+	Receipts []Receipt
 	// Deadline is when the attempt must have ended.
 	Deadline run.Instant
 	// Silence is the longest that the handler may be silent; 0 for no limit.
@@ -49,8 +52,25 @@ type Assignment struct {
 	Completions *int
 }
 
-// ModeRun executes the handler. Other modes settle or compensate its effects.
-const ModeRun = "run"
+// Modes of an attempt.
+const (
+	ModeRun        = "run"              // executes the handler
+	ModeCompensate = run.ModeCompensate // undoes the effects of a run that ended without success
+)
+
+// Receipt is an effect as whoever undoes it sees it.
+type Receipt struct {
+	ID          string          `json:"id"`
+	Step        string          `json:"step,omitempty"`
+	Effect      string          `json:"effect"`
+	Key         string          `json:"key"`   // idempotency key under which it was performed
+	State       string          `json:"state"` // done, unknown, or compensated: undone already
+	Compensable bool            `json:"compensable,omitempty"`
+	Undo        string          `json:"undo,omitempty"` // name of the effect, in the same step, that undoes it
+	Result      json.RawMessage `json:"result,omitempty"`
+	// Omitted: there is a result, and it was too much to hand over; to begin the effect answers with it.
+	Omitted bool `json:"omitted,omitempty"`
+}
 
 // ID is the attempt's id: the run's id, a dot, the number.
 func (a *Assignment) ID() string { return AttemptID(a.Run, a.N) }

@@ -11,6 +11,9 @@ import (
 
 // mayPerform checks the scopes of an attempt's token: effect:NAME, where a final * stands for any rest.
 func mayPerform(g control.Grant, effect string) error {
+	if name, undoes := run.Undone(effect); undoes { // whoever may do it may undo it
+		effect = name
+	}
 	for _, scope := range g.Scopes {
 		pattern, ok := strings.CutPrefix(scope, "effect:")
 		if !ok {
@@ -50,7 +53,7 @@ func (s *Server) beginEffect(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	b := control.EffectBegin{
-		Run: runID, N: n, Step: q.Step, Effect: effect, RequestHash: q.RequestHash, Nonce: q.Nonce, OnUnknown: q.OnUnknown, Reconciled: q.Reconciled,
+		Run: runID, N: n, Step: q.Step, Effect: effect, RequestHash: q.RequestHash, Nonce: q.Nonce, OnUnknown: q.OnUnknown, Reconciled: q.Reconciled, Compensable: q.Compensable,
 	}
 	switch {
 	case len(q.Step) > run.MaxReceiptName:
@@ -76,7 +79,7 @@ func (s *Server) beginEffect(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	return writeJSON(w, http.StatusOK, api.ReceiptAnswer{
-		Standing: standing(a.Result), Answer: a.Answer, ID: a.ID, Until: optional(a.Until), Result: a.Value, OnUnknown: a.OnUnknown,
+		Standing: standing(a.Result), Answer: a.Answer, ID: a.ID, Key: a.Key, Until: optional(a.Until), Result: a.Value, OnUnknown: a.OnUnknown,
 	})
 }
 
@@ -99,9 +102,9 @@ func (s *Server) endEffect(abandon bool) func(http.ResponseWriter, *http.Request
 			return err
 		case abandon && len(q.Result) > 0:
 			return invalidAt("body.result", "given for an effect that did not happen")
-		case abandon && q.Reconciled != "":
-			return invalidAt("body.reconciled", "is no part of abandon; ask begin with didNotHappen")
-		case q.Reconciled != "" && q.Reconciled != "happened":
+		case abandon && q.Reconciled != "" && q.Reconciled != "didNotHappen":
+			return invalidAt("body.reconciled", "%q; want didNotHappen, or commit what happened", clip(q.Reconciled))
+		case !abandon && q.Reconciled != "" && q.Reconciled != "happened":
 			return invalidAt("body.reconciled", "%q; want happened", clip(q.Reconciled))
 		case len(q.Step) > run.MaxReceiptName:
 			return invalidAt("body.step", "%d bytes; the limit is %d", len(q.Step), run.MaxReceiptName)

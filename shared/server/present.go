@@ -180,7 +180,7 @@ func (s *Server) receipt(ctx context.Context, r run.Receipt) (api.Receipt, error
 	out := api.Receipt{
 		ID: r.ID, Tenant: r.Tenant, Run: r.Run, Unit: r.Unit, Step: r.Step, Effect: r.Effect, State: string(r.State),
 		Attempt: r.Attempt, OnUnknown: string(r.Policy), BegunAt: timeOf(r.BegunAt), Until: optional(r.Until),
-		DoneAt: optional(r.DoneAt), ResolvedBy: r.ResolvedBy, RequestHash: r.Hash,
+		DoneAt: optional(r.DoneAt), ResolvedBy: r.ResolvedBy, RequestHash: r.Hash, Compensable: r.Compensable, Undoes: r.Undoes,
 	}
 	if r.Result.Empty() {
 		return out, nil
@@ -221,6 +221,9 @@ func (s *Server) lease(a *runtime.Assignment, beatEvery time.Duration) (api.Leas
 	}
 	if len(out.Input) == 0 {
 		out.Input = json.RawMessage("null")
+	}
+	for _, r := range a.Receipts {
+		out.Receipts = append(out.Receipts, api.Undoing(r))
 	}
 	for _, step := range a.Steps {
 		item := api.Step{Name: step.Name, Seq: step.Seq, Result: step.Result}
