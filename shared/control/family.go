@@ -191,6 +191,9 @@ func (p *Plane) childOf(ctx context.Context, parent *run.Record, stage string, i
 	if spec.Unit == "" {
 		spec.Unit = childUnit(parent, stage, item)
 	}
+	if c.Mode != "" { // what the run did is undone also when its time and its money are used up
+		spec.Deadline, spec.BudgetUSD, spec.BudgetToken = 0, 0, 0
+	}
 	if maxAtOnce > 0 {
 		spec.Groups = []run.Group{{Key: parent.ID + "/" + stage, Max: maxAtOnce}}
 	}
@@ -256,8 +259,12 @@ func permitted(a *fleet.Agent) string {
 
 // calledAgent is the agent as it is declared now; what undoes a run is executed as the run was.
 func (p *Plane) calledAgent(ctx context.Context, parent *run.Record, c *call) (*declaration, error) {
-	if c.Mode == run.ModeCompensate && c.Agent == parent.Agent {
-		return p.agentAt(ctx, parent.Agent, parent.Revision)
+	if c.Mode == run.ModeCompensate {
+		of, err := p.Get(ctx, c.Of)
+		if err != nil {
+			return nil, err
+		}
+		return p.agentAt(ctx, of.Agent, of.Revision)
 	}
 	if x := p.agentNamed(ctx, c.Agent); x != nil {
 		return x, nil

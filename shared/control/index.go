@@ -51,6 +51,7 @@ type index struct {
 	left         []string // runs of which the store may know more
 	sweep        bool     // look for what became due and nobody told of
 	kin          kinship  // runs that go on by their children
+	undoings     map[string]*undoing
 
 	stops map[string]run.Reason // live attempts that are told to end
 }
@@ -163,6 +164,7 @@ func newIndex(cfg Config) *index {
 		stops:       make(map[string]run.Reason),
 		boxes:       make(map[string]*outbox),
 		kin:         newKinship(),
+		undoings:    make(map[string]*undoing),
 		removal:     &retention{next: 1}, // what is there to remove is not known yet
 	}
 }

@@ -284,6 +284,9 @@ func (ks *kinship) orphaned(parent string) bool {
 		if k.isOver() {
 			return true
 		}
+		if k.state == run.Compensating { // it ends by itself, and undoes by its children
+			return false
+		}
 		parent = k.parent
 	}
 	return false

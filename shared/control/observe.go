@@ -481,8 +481,13 @@ func (p *Plane) usageOf(id string, r *runtime.Report) *run.Usage {
 	return nil
 }
 
-// ended completes a terminal event: when the record is removed.
+// ended completes a terminal event: when the record is removed. An end without success of a run that has something to
+// undo becomes the beginning of that, which the same end follows.
 func (p *Plane) ended(rec *run.Record, e run.Event) run.Event {
+	if e.Type != run.EvSucceeded && p.mustUndo(rec, e.Reason) {
+		e.Type = run.EvCompensating
+		return e
+	}
 	e.Due = p.removeAt(rec, max(e.At, rec.UpdatedAt))
 	return e
 }

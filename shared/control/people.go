@@ -34,7 +34,7 @@ func (p *Plane) Cancel(ctx context.Context, id string, c CancelRequest) (*run.Re
 
 // cancelation ends a run for the reason, at once where nothing executes it; nothing where it has ended or is about to.
 func (p *Plane) cancelation(r *run.Record, c CancelRequest, reason run.Reason, now run.Instant) draft {
-	if r.State.Terminal() || r.State == run.Canceling {
+	if r.State.Terminal() || r.State == run.Canceling || r.State == run.Compensating {
 		return draft{}
 	}
 	asked := run.Event{Type: run.EvCancelRequested, At: now, Actor: c.Actor, Reason: reason, Message: c.Reason}

@@ -151,7 +151,7 @@ func (p *Plane) due(id string) edit {
 		}
 		// 1. The run's own deadline, whatever it is doing. A running attempt is told to end first, and keeps its slot
 		//    until it did.
-		if rec.Deadline != 0 && rec.Deadline <= now && rec.State != run.Canceling && (rec.State != run.Running || rec.Kind != run.KindAgent) {
+		if rec.Deadline != 0 && rec.Deadline <= now && rec.State != run.Canceling && rec.State != run.Compensating && (rec.State != run.Running || rec.Kind != run.KindAgent) {
 			e := run.Event{
 				Type: run.EvFailed, At: now, Attempt: rec.Attempt, Reason: run.DeadlineExceeded, Class: run.ClassTimeout,
 				Message: fmt.Sprintf("the run was %s at its deadline", rec.State),
@@ -182,6 +182,8 @@ func (p *Plane) due(id string) edit {
 			if over && rec.Park != nil {
 				return d, p.woken(ctx, &d, rec, rec.Park, nil, now)
 			}
+		case run.Compensating:
+			p.lookAt(id)
 		case run.Canceling:
 			if over {
 				d.events = append(d.events, p.ended(rec, run.Event{Type: run.EvCanceled, At: now, Attempt: rec.Attempt, Reason: rec.Reason,

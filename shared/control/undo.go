@@ -1,10 +1,327 @@
 package control
 
 import (
+	"cmp"
 	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
 
 	"github.com/errand-run/errand/shared/run"
+	"github.com/errand-run/errand/shared/store"
 )
 
-// undo takes the undoing of a run's committed effects its next step.
-func (p *Plane) undo(context.Context, *run.Record) error { return nil }
+// Undo stage: a run that ends without success, and has done what can be undone, is compensating until that is undone.
+// What it and the runs below it did is undone one after another, what was done last first: the effects of a run by a
+// child in mode compensate of the same agent, a stage of a workflow by the agent that the stage names for it. Each of
+// these children is a run like any other, with attempts and retries of its own; what they have undone is on its receipt,
+// so that whoever leads next goes on where it stands. See compensate.go.
+
+// undoLook is how soon a look is taken again at runs below that are about to end.
+const undoLook = time.Second
+
+// undo takes the undoing of a run its next step.
+func (p *Plane) undo(ctx context.Context, rec *run.Record) error {
+	// 1. What there is to undo.
+	u, later, err := p.undoingOf(ctx, rec)
+	if errors.Is(err, errUndoLater) {
+		if later != 0 {
+			p.mu.Lock()
+			p.ix.timers.set(rec.ID, later)
+			p.mu.Unlock()
+		}
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	// 2. One after another.
+	for ; u.next < len(u.items); u.next++ {
+		done, err := p.undoItem(ctx, rec, &u.items[u.next])
+		if err != nil || !done {
+			return err
+		}
+	}
+	// 3. The end that it was to have.
+	return p.change(ctx, edit{id: rec.ID, decide: func(_ context.Context, r *run.Record, now run.Instant) (draft, error) {
+		if r.State != run.Compensating {
+			return draft{}, nil
+		}
+		e := run.Event{Type: run.EvFailed, At: now, Reason: r.Reason, Message: r.Message}
+		if r.Reason == run.CanceledByRequest || r.Reason == run.ParentEnded {
+			e.Type = run.EvCanceled
+		}
+		return draft{events: []run.Event{p.ended(r, e)}}, nil
+	}}).err
+}
+
+// undoingOf is what is to be undone of a run, as it was planned when that began under this leader.
+func (p *Plane) undoingOf(ctx context.Context, rec *run.Record) (*undoing, run.Instant, error) {
+	p.mu.Lock()
+	u := p.ix.undoings[rec.ID]
+	p.mu.Unlock()
+	if u != nil {
+		return u, 0, nil
+	}
+	items, later, err := p.planUndo(ctx, rec, false)
+	if err != nil {
+		return nil, later, err
+	}
+	u = &undoing{items: items}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.ix.undoings) >= maxUndoings { // those that are dropped are planned again
+		clear(p.ix.undoings)
+	}
+	p.ix.undoings[rec.ID] = u
+	return u, 0, nil
+}
+
+// maxUndoings bounds the plans that are kept.
+const maxUndoings = 1000
+
+// undoItem undoes one thing, and reports whether that is done.
+func (p *Plane) undoItem(ctx context.Context, rec *run.Record, it *undoItem) (done bool, err error) {
+	for round := 1; round <= maxUndoRounds; round++ {
+		stage := it.stage
+		if round > 1 {
+			stage = fmt.Sprintf("%s~%d", it.stage, round)
+		}
+		// 1. The child that undoes it.
+		f, err := p.family(ctx, rec, stage)
+		if err != nil {
+			return false, err
+		}
+		why := ""
+		switch {
+		case f.spawned == 0:
+			err := p.spawn(ctx, rec, stage, 0, []call{it.call}, 0)
+			var refusal *Refusal
+			if !errors.As(err, &refusal) {
+				return false, err
+			}
+			why = refusal.Error()
+		case f.ended == 0:
+			return false, nil
+		case f.succeeded > 0:
+			if it.of != nil {
+				err = p.allUndone(ctx, it.of.ID)
+			}
+			return err == nil, err
+		default:
+			list, err := p.results(ctx, rec, stage)
+			if err != nil {
+				return false, err
+			}
+			why = fmt.Sprintf("run %s, which was to undo it, is %s (%s): %s", list[0].Run, list[0].State, list[0].Reason, list[0].Message)
+		}
+		// 2. It could not be undone: a person decides whether it is tried again.
+		again, err := p.undoFailed(ctx, rec, it, fmt.Sprintf("%s%d", stage, round), why)
+		if err != nil || !again {
+			return false, err
+		}
+	}
+	return false, p.giveUpUndo(ctx, rec, fmt.Sprintf("%s was tried %d times", it.what(), maxUndoRounds))
+}
+
+// maxUndoRounds is how often a person may have it tried again to undo something.
+const maxUndoRounds = 100
+
+// what names what is undone, for people.
+func (it *undoItem) what() string {
+	if it.of != nil {
+		return fmt.Sprintf("undoing the effects of run %s (agent %s)", it.of.ID, it.of.Agent)
+	}
+	return fmt.Sprintf("undoing stage %s by agent %s", strings.TrimPrefix(it.stage, undoStage), it.call.Agent)
+}
+
+// undoStage begins the names of the stages of children that undo.
+const undoStage = "undo/"
+
+// mustUndo reports whether an end without success of a run has to undo something first.
+func (p *Plane) mustUndo(rec *run.Record, reason run.Reason) bool {
+	switch {
+	case rec.Mode != "" || rec.State == run.Compensating:
+		return false
+	case !rec.Undoable && (rec.Kind == run.KindAgent || rec.StartedAt == 0):
+		return false
+	}
+	return reason != run.ParentEnded || !p.undoneFromAbove(context.Background(), rec)
+}
+
+// undoneFromAbove reports whether a run ends because one above it is being undone: that one undoes also what this one
+// did, in the order that all of it happened.
+func (p *Plane) undoneFromAbove(ctx context.Context, rec *run.Record) bool {
+	for range run.MaxDepth {
+		if rec.Parent == "" {
+			return false
+		}
+		above, err := p.Get(ctx, rec.Parent)
+		if err != nil {
+			return false // then it undoes its own
+		}
+		if above.State == run.Compensating || above.State == run.Canceling && (above.Undoable || above.Kind != run.KindAgent) {
+			return true
+		}
+		if !above.State.Terminal() || above.Reason != run.ParentEnded {
+			return false
+		}
+		rec = above
+	}
+	return false
+}
+
+// undoItem is one thing to undo: the effects of a run, or a stage of a workflow.
+type undoItem struct {
+	stage string // of the children that undo it
+	call  call
+	at    run.Instant // when it was done
+	of    *run.Record // whose effects; nil for a stage of a workflow
+	// effects are those of the run, newest first; what may have happened is among them.
+	effects []run.Receipt
+}
+
+// maxUndoTree bounds the runs below one that is undone which are looked at.
+const maxUndoTree = 100_000
+
+// undoing is what is to be undone of a run and those below it, in this order, and how far that is.
+type undoing struct {
+	items []undoItem
+	next  int
+}
+
+// errUndoLater: not everything below the run has ended, or may still take effect.
+var errUndoLater = errors.New("it is undone later")
+
+// planUndo lists what is to be undone of a run that ends without success. For a preview, runs that have not ended are
+// taken as if they ended now; otherwise they are ended, and the error is errUndoLater with the time of the next look, 0
+// for whenever a child ends.
+func (p *Plane) planUndo(ctx context.Context, rec *run.Record, preview bool) (items []undoItem, later run.Instant, err error) {
+	open, busy, count := 0, false, 0
+	level := []*run.Record{rec}
+	for len(level) > 0 {
+		var below []*run.Record
+		for _, r := range level {
+			// 1. What it did itself.
+			mine, until, err := p.undoOf(ctx, r, rec.ID, preview)
+			if err != nil {
+				return nil, 0, err
+			}
+			items, later = append(items, mine...), max(later, until)
+			// 2. What it called.
+			children, err := p.childrenOf(ctx, r)
+			if err != nil {
+				return nil, 0, err
+			}
+			for _, c := range children {
+				if c.Mode != "" {
+					busy = busy || r == rec && !c.State.Terminal()
+					continue
+				}
+				if !c.State.Terminal() {
+					open++
+				}
+				below = append(below, c)
+			}
+			if count += len(children); count > maxUndoTree {
+				return nil, 0, refuse(CodeTooLarge, "there are more than %d runs below run %s: they cannot be undone together", maxUndoTree, rec.ID)
+			}
+		}
+		level = below
+	}
+	// 3. Nothing is undone while something may still be done.
+	switch {
+	case preview:
+	case open > 0:
+		if err := p.endFamily(ctx, rec.ID, "", run.ParentEnded, fmt.Sprintf("run %s, which called it, is being undone", rec.ID)); err != nil {
+			return nil, 0, err
+		}
+		return nil, p.now().Add(undoLook), errUndoLater
+	case busy:
+		return nil, 0, errUndoLater
+	case later > p.now():
+		return nil, later, errUndoLater
+	}
+	slices.SortStableFunc(items, func(a, b undoItem) int { return cmp.Compare(b.at, a.at) })
+	return items, 0, nil
+}
+
+// childrenOf lists the runs that a run called; none for one that has called none for certain.
+func (p *Plane) childrenOf(ctx context.Context, r *run.Record) ([]*run.Record, error) {
+	if r.Kind == run.KindAgent && !r.Undoable {
+		return nil, nil
+	}
+	var all []*run.Record
+	q := store.Query{By: store.ByParent, Parent: r.ID, Oldest: true, Limit: store.MaxPage}
+	for {
+		page, err := p.store.List(ctx, q)
+		if err != nil {
+			return nil, fmt.Errorf("read the children of run %s: %w", r.ID, err)
+		}
+		for _, d := range page.Docs {
+			c := new(run.Record)
+			if err := run.DecodeBrief(d.Body, c); err != nil {
+				return nil, err
+			}
+			all = append(all, c)
+		}
+		if page.Next == "" {
+			return all, nil
+		}
+		q.After = page.Next
+	}
+}
+
+// undoOf is what is to be undone of one run itself.
+func (p *Plane) undoOf(ctx context.Context, r *run.Record, root string, preview bool) (items []undoItem, until run.Instant, err error) {
+	if r.Reason == run.CompensationFailed && r.ID != root {
+		return nil, 0, nil // a person gave it up
+	}
+	if r.Kind != run.KindAgent {
+		items, err = p.undoOfFlow(ctx, r, root)
+		return items, 0, err
+	}
+	if !r.Undoable {
+		return nil, 0, nil
+	}
+	var effects []run.Receipt
+	if preview {
+		effects, err = p.effectsOf(ctx, r.ID)
+	} else if r.ID == root || r.State.Terminal() {
+		effects, until, err = p.settleIntents(ctx, r)
+	}
+	effects = slices.DeleteFunc(effects, func(x run.Receipt) bool { return !undoable(&x) })
+	if err != nil || len(effects) == 0 {
+		return nil, until, err
+	}
+	return []undoItem{{
+		stage: undoStage + r.ID, at: happenedAt(&effects[0]), of: r, effects: effects,
+		call: call{Agent: r.Agent, Mode: run.ModeCompensate, Of: r.ID, Unit: r.WorkUnit()},
+	}}, until, nil
+}
+
+// undoOfFlow is what is to be undone of the stages of a workflow.
+func (p *Plane) undoOfFlow(context.Context, *run.Record, string) ([]undoItem, error) { return nil, nil }
+
+// undoFailed keeps a run that could not be undone where people see it, with the question whether to try again.
+func (p *Plane) undoFailed(ctx context.Context, rec *run.Record, it *undoItem, step, why string) (again bool, err error) {
+	return false, p.change(ctx, edit{id: rec.ID, decide: func(_ context.Context, r *run.Record, now run.Instant) (draft, error) {
+		var d draft
+		if r.State == run.Compensating && r.Reason != run.CompensationFailed {
+			d.events = append(d.events, run.Event{Type: run.EvCompensating, At: now, Reason: run.CompensationFailed, Message: run.Clip(it.what()+" failed: "+why, run.MaxMessage)})
+		}
+		return d, nil
+	}}).err
+}
+
+// giveUpUndo ends a run that could not be undone.
+func (p *Plane) giveUpUndo(ctx context.Context, rec *run.Record, why string) error {
+	return p.change(ctx, edit{id: rec.ID, decide: func(_ context.Context, r *run.Record, now run.Instant) (draft, error) {
+		if r.State != run.Compensating {
+			return draft{}, nil
+		}
+		return draft{events: []run.Event{p.ended(r, run.Event{Type: run.EvFailed, At: now, Reason: run.CompensationFailed, Message: run.Clip(why, run.MaxMessage)})}}, nil
+	}}).err
+}

@@ -1,0 +1,450 @@
+package control
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/errand-run/errand/shared/fleet"
+	"github.com/errand-run/errand/shared/run"
+	"github.com/errand-run/errand/shared/runtime"
+)
+
+// begin asks for an effect on behalf of an attempt.
+func (h *house) begin(b EffectBegin) EffectAnswer {
+	h.t.Helper()
+	if b.RequestHash == "" {
+		b.RequestHash = "h"
+	}
+	if b.Nonce == "" {
+		b.Nonce = fmt.Sprintf("%s.%d/%s", b.Run, b.N, b.Effect)
+	}
+	a, err := h.p.BeginEffect(h.t.Context(), b)
+	if err != nil {
+		h.t.Fatalf("begin %s: %v", b.Effect, err)
+	}
+	return a
+}
+
+// does performs an effect that can be undone, a second after the one before.
+func (h *house) does(id string, n int, effect string) {
+	h.t.Helper()
+	h.pass(time.Second)
+	if a := h.begin(EffectBegin{Run: id, N: n, Effect: effect, Compensable: true}); a.Answer != "proceed" {
+		h.t.Fatalf("begin %s: %+v", effect, a)
+	}
+	if _, err := h.p.EndEffect(h.t.Context(), EffectEnd{Run: id, N: n, Effect: effect, Value: json.RawMessage(`"` + effect + ` done"`)}); err != nil {
+		h.t.Fatalf("commit %s: %v", effect, err)
+	}
+}
+
+// undoes is an agent's part in undoing: it takes the attempt, undoes what it is handed in that order, and returns which
+// effects that were. An effect that refuses fails the attempt.
+func (h *house) undoes(worker, agent string, refuses func(effect string) bool) (undone []string, a runtime.Assignment) {
+	h.t.Helper()
+	leases := h.lease(worker, 1, agent)
+	if len(leases) != 1 || leases[0].Mode != runtime.ModeCompensate {
+		h.t.Fatalf("want an attempt of mode compensate, got %+v", leases)
+	}
+	a = leases[0]
+	for _, r := range a.Receipts {
+		if r.Undo == "" {
+			continue
+		}
+		began := h.begin(EffectBegin{Run: a.Run, N: a.N, Step: r.Step, Effect: r.Undo, OnUnknown: "repeat"})
+		if began.Answer != "proceed" {
+			h.t.Fatalf("begin %s: %+v", r.Undo, began)
+		}
+		end := EffectEnd{Run: a.Run, N: a.N, Step: r.Step, Effect: r.Undo}
+		if refuses != nil && refuses(r.Effect) {
+			end.Abandon = true
+			if _, err := h.p.EndEffect(h.t.Context(), end); err != nil {
+				h.t.Fatal(err)
+			}
+			h.report(runtime.Report{Type: runtime.Failed, Run: a.Run, N: a.N, Worker: worker, Message: "no"})
+			return undone, a
+		}
+		if _, err := h.p.EndEffect(h.t.Context(), end); err != nil {
+			h.t.Fatalf("commit %s: %v", r.Undo, err)
+		}
+		undone = append(undone, r.Effect)
+	}
+	h.report(runtime.Report{Type: runtime.Completed, Run: a.Run, N: a.N, Worker: worker})
+	return undone, a
+}
+
+// receiptStates are the states of a run's effects by name.
+func (h *house) receiptStates(id string) map[string]run.ReceiptState {
+	h.t.Helper()
+	list, err := h.p.Receipts(h.t.Context(), id)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	got := make(map[string]run.ReceiptState)
+	for _, r := range list {
+		got[r.Effect] = r.State
+	}
+	return got
+}
+
+func payer(change ...func(*fleet.Agent)) *fleet.Agent {
+	return agentNamed("payer", append([]func(*fleet.Agent){func(a *fleet.Agent) { a.Retry.MaxAttempts = 3 }}, change...)...)
+}
+
+// started submits a run and lets a worker take it.
+func (h *house) started(agent string) *run.Record {
+	h.t.Helper()
+	r := h.submit(Submission{Agent: agent, Input: json.RawMessage(`{"n":1}`)})
+	if got := h.lease("w1", 1, agent); len(got) != 1 || got[0].Run != r.ID {
+		h.t.Fatalf("leases %+v, want run %s", got, r.ID)
+	}
+	return r
+}
+
+func TestEndsWithoutSuccessUndoWhatWasDone(t *testing.T) {
+	for name, x := range map[string]struct {
+		end    func(h *house, id string)
+		state  run.State
+		reason run.Reason
+	}{
+		"a cancel": {func(h *house, id string) {
+			if _, err := h.p.Cancel(h.t.Context(), id, CancelRequest{Reason: "no more", Actor: "ann"}); err != nil {
+				h.t.Fatal(err)
+			}
+			h.report(runtime.Report{Type: runtime.Failed, Run: id, N: 1, Class: run.ClassCanceled})
+		}, run.Canceled, run.CanceledByRequest},
+		"a failure": {func(h *house, id string) {
+			h.report(runtime.Report{Type: runtime.Failed, Run: id, N: 1, Final: true, Message: "broken"})
+		}, run.Failed, run.NonRetryable},
+		"the run's deadline": {func(h *house, id string) {
+			h.report(runtime.Report{Type: runtime.Parked, Run: id, N: 1, Park: &run.Park{On: run.OnInput, Step: "s", Name: "never"}})
+			h.pass(2 * time.Hour)
+		}, run.Failed, run.DeadlineExceeded},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHouse(t, payer(func(a *fleet.Agent) { a.Timeouts.Run = fleet.Duration(time.Hour) }))
+			r := h.started("payer")
+			for _, effect := range []string{"book", "charge", "mail"} {
+				h.does(r.ID, 1, effect)
+			}
+			x.end(h, r.ID)
+			wantState(t, h.get(r.ID), run.Compensating, x.reason)
+			undone, a := h.undoes("w1", "payer", nil)
+			if diff := cmp.Diff([]string{"mail", "charge", "book"}, undone); diff != "" {
+				t.Errorf("undone (-want +got):\n%s", diff)
+			}
+			if string(a.Input) != `{"n":1}` || string(a.Receipts[0].Result) != `"mail done"` || a.Unit != r.WorkUnit() {
+				t.Errorf("it was handed %+v", a)
+			}
+			h.settle()
+			wantState(t, h.get(r.ID), x.state, x.reason)
+			for effect, state := range h.receiptStates(r.ID) {
+				if state != run.ReceiptCompensated {
+					t.Errorf("effect %s is %s", effect, state)
+				}
+			}
+			wantState(t, h.get(a.Run), run.Succeeded, "")
+		})
+	}
+}
+
+func TestEndsThatUndoNothing(t *testing.T) {
+	fail := func(h *house, id string) {
+		h.report(runtime.Report{Type: runtime.Failed, Run: id, N: 1, Final: true, Message: "broken"})
+	}
+	for name, x := range map[string]struct {
+		did   func(h *house, id string)
+		end   func(h *house, id string)
+		state run.State
+	}{
+		"a success": {func(h *house, id string) { h.does(id, 1, "charge") }, func(h *house, id string) {
+			h.report(runtime.Report{Type: runtime.Completed, Run: id, N: 1})
+		}, run.Succeeded},
+		"a failure of a run that did nothing": {func(*house, string) {}, fail, run.Failed},
+		"one that did what cannot be undone": {func(h *house, id string) {
+			h.begin(EffectBegin{Run: id, N: 1, Effect: "shout"})
+			if _, err := h.p.EndEffect(h.t.Context(), EffectEnd{Run: id, N: 1, Effect: "shout"}); err != nil {
+				h.t.Fatal(err)
+			}
+		}, fail, run.Failed},
+		"one that certainly did not do what it began": {func(h *house, id string) {
+			h.begin(EffectBegin{Run: id, N: 1, Effect: "charge", Compensable: true})
+			if _, err := h.p.EndEffect(h.t.Context(), EffectEnd{Run: id, N: 1, Effect: "charge", Abandon: true}); err != nil {
+				h.t.Fatal(err)
+			}
+		}, fail, run.Failed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHouse(t, payer())
+			r := h.started("payer")
+			x.did(h, r.ID)
+			x.end(h, r.ID)
+			h.settle()
+			if got := h.get(r.ID); got.State != x.state {
+				t.Fatalf("run is %s (%s)", got.State, got.Reason)
+			}
+			if leases := h.lease("w1", 1, "payer"); len(leases) != 0 {
+				t.Fatalf("undone: %+v", leases)
+			}
+		})
+	}
+}
+
+func TestWhatCannotBeUndoneAtOnceIsTriedAgain(t *testing.T) {
+	h := newHouse(t, payer())
+	r := h.started("payer")
+	for _, effect := range []string{"book", "charge", "mail"} {
+		h.does(r.ID, 1, effect)
+	}
+	h.report(runtime.Report{Type: runtime.Failed, Run: r.ID, N: 1, Final: true, Message: "broken"})
+	var all []string
+	failures := 0
+	for range 3 {
+		h.pass(time.Minute)
+		undone, _ := h.undoes("w1", "payer", func(effect string) bool {
+			if effect == "charge" && failures < 2 {
+				failures++
+				return true
+			}
+			return false
+		})
+		all = append(all, undone...)
+		wantState(t, h.get(r.ID), map[bool]run.State{true: run.Compensating, false: run.Failed}[len(all) < 3], run.NonRetryable)
+	}
+	if diff := cmp.Diff([]string{"mail", "charge", "book"}, all); diff != "" || failures != 2 {
+		t.Errorf("undone after %d failures (-want +got):\n%s", failures, diff)
+	}
+}
+
+func TestUndoingGoesOnUnderTheNextLeader(t *testing.T) {
+	h := newHouse(t, payer())
+	r := h.started("payer")
+	h.does(r.ID, 1, "book")
+	h.does(r.ID, 1, "charge")
+	h.report(runtime.Report{Type: runtime.Failed, Run: r.ID, N: 1, Final: true, Message: "broken"})
+	// Restarted before anybody has begun to undo, in the middle, and after all is undone.
+	h.open()
+	beat := func(attempts ...string) {
+		if _, err := h.p.Beat(t.Context(), WorkerBeat{Worker: "w1", Agents: []string{"payer"}, Slots: 10, Attempts: attempts}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	beat()
+	leases := h.lease("w1", 1, "payer")
+	if len(leases) != 1 {
+		t.Fatalf("leases %+v", leases)
+	}
+	a := leases[0]
+	undo := func(i int) {
+		h.begin(EffectBegin{Run: a.Run, N: a.N, Effect: a.Receipts[i].Undo})
+		if _, err := h.p.EndEffect(t.Context(), EffectEnd{Run: a.Run, N: a.N, Effect: a.Receipts[i].Undo}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	undo(0)
+	h.open()
+	beat(a.ID())
+	undo(1)
+	h.open()
+	beat(a.ID())
+	wantState(t, h.get(r.ID), run.Compensating, run.NonRetryable)
+	h.report(runtime.Report{Type: runtime.Completed, Run: a.Run, N: a.N, Worker: "w1"})
+	h.open()
+	wantState(t, h.get(r.ID), run.Failed, run.NonRetryable)
+	if leases := h.lease("w1", 1, "payer"); len(leases) != 0 {
+		t.Fatalf("undone twice: %+v", leases)
+	}
+}
+
+func TestARetryDoesAnewWhatWasUndone(t *testing.T) {
+	h := newHouse(t, payer())
+	r := h.started("payer")
+	h.does(r.ID, 1, "charge")
+	h.report(runtime.Report{Type: runtime.Failed, Run: r.ID, N: 1, Final: true, Message: "broken"})
+	_, first := h.undoes("w1", "payer", nil)
+	h.settle()
+	again := await(h, func() *run.Record {
+		out, err := h.p.Retry(t.Context(), r.ID, nil, "ann")
+		if err != nil {
+			t.Error(err)
+		}
+		return out
+	})
+	h.lease("w1", 1, "payer")
+	a := h.begin(EffectBegin{Run: again.ID, N: 1, Effect: "charge", Compensable: true})
+	if a.Answer != "proceed" || a.Key == a.ID || a.Key == first.Receipts[0].Key {
+		t.Fatalf("answer %+v, want to proceed under another key than %s", a, first.Receipts[0].Key)
+	}
+	if _, err := h.p.EndEffect(t.Context(), EffectEnd{Run: again.ID, N: 1, Effect: "charge"}); err != nil {
+		t.Fatal(err)
+	}
+	h.report(runtime.Report{Type: runtime.Failed, Run: again.ID, N: 1, Final: true, Message: "broken again"})
+	undone, second := h.undoes("w1", "payer", nil)
+	if len(undone) != 1 || second.Receipts[0].Undo == first.Receipts[0].Undo || second.Receipts[0].Key != a.Key {
+		t.Fatalf("undone %v, handed %+v", undone, second.Receipts)
+	}
+	wantState(t, h.get(again.ID), run.Failed, run.NonRetryable)
+}
+
+func TestWhoeverUndoesPerformsNothingElse(t *testing.T) {
+	h := newHouse(t, payer())
+	r := h.started("payer")
+	if _, err := h.p.BeginEffect(t.Context(), EffectBegin{Run: r.ID, N: 1, Effect: "undo:charge", RequestHash: "h", Nonce: "n"}); err == nil {
+		t.Error("an effect of a run may be named as one that undoes")
+	}
+	h.does(r.ID, 1, "charge")
+	h.report(runtime.Report{Type: runtime.Failed, Run: r.ID, N: 1, Final: true, Message: "broken"})
+	a := h.lease("w1", 1, "payer")[0]
+	if got := h.begin(EffectBegin{Run: a.Run, N: a.N, Effect: "mail"}); got.Answer != EffectNone {
+		t.Errorf("of what was never done it is told %+v", got)
+	}
+	if got := h.begin(EffectBegin{Run: a.Run, N: a.N, Effect: "charge"}); got.Answer != "done" || string(got.Value) != `"charge done"` {
+		t.Errorf("of what was done it is told %+v", got)
+	}
+	var refusal *Refusal
+	if _, err := h.p.BeginEffect(t.Context(), EffectBegin{Run: a.Run, N: a.N, Effect: "undo:mail", RequestHash: "h", Nonce: "n"}); !errors.As(err, &refusal) || refusal.Code != CodeState {
+		t.Errorf("what was never done is undone: %v", err)
+	}
+	if _, err := h.p.EndEffect(t.Context(), EffectEnd{Run: a.Run, N: a.N, Effect: "charge"}); !errors.As(err, &refusal) {
+		t.Errorf("an effect is committed: %v", err)
+	}
+}
+
+func TestWhatMayHaveHappenedIsSettledBeforeItIsUndone(t *testing.T) {
+	for name, x := range map[string]struct {
+		found func(h *house, a runtime.Assignment)
+		want  run.ReceiptState
+	}{
+		"it happened": {func(h *house, a runtime.Assignment) {
+			end := EffectEnd{Run: a.Run, N: a.N, Effect: "charge", Value: json.RawMessage(`"found"`), Reconciled: true}
+			if _, err := h.p.EndEffect(h.t.Context(), end); err != nil {
+				h.t.Fatal(err)
+			}
+			h.begin(EffectBegin{Run: a.Run, N: a.N, Effect: "undo:charge"})
+			if _, err := h.p.EndEffect(h.t.Context(), EffectEnd{Run: a.Run, N: a.N, Effect: "undo:charge"}); err != nil {
+				h.t.Fatal(err)
+			}
+		}, run.ReceiptCompensated},
+		"it did not": {func(h *house, a runtime.Assignment) {
+			if _, err := h.p.EndEffect(h.t.Context(), EffectEnd{Run: a.Run, N: a.N, Effect: "charge", Abandon: true}); err != nil {
+				h.t.Fatal(err)
+			}
+		}, run.ReceiptAbandoned},
+		"the program sees to it": {func(*house, runtime.Assignment) {}, run.ReceiptCompensated},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHouse(t, payer(func(a *fleet.Agent) { a.Effects.Settle = fleet.Duration(5 * time.Second) }))
+			r := h.started("payer")
+			h.begin(EffectBegin{Run: r.ID, N: 1, Effect: "charge", Compensable: true, Timeout: 10 * time.Second})
+			h.report(runtime.Report{Type: runtime.Failed, Run: r.ID, N: 1, Class: run.ClassTimeout, Final: true, Message: "no answer"})
+			wantState(t, h.get(r.ID), run.Compensating, run.NonRetryable)
+			if leases := h.lease("w1", 1, "payer"); len(leases) != 0 {
+				t.Fatalf("it is undone while it may still take effect: %+v", leases)
+			}
+			h.pass(16 * time.Second)
+			leases := h.lease("w1", 1, "payer")
+			if len(leases) != 1 || len(leases[0].Receipts) != 1 || leases[0].Receipts[0].State != "unknown" {
+				t.Fatalf("leases %+v", leases)
+			}
+			x.found(h, leases[0])
+			h.report(runtime.Report{Type: runtime.Completed, Run: leases[0].Run, N: leases[0].N, Worker: "w1"})
+			wantState(t, h.get(r.ID), run.Failed, run.NonRetryable)
+			if got := h.receiptStates(r.ID)["charge"]; got != x.want {
+				t.Errorf("the receipt is %s, want %s", got, x.want)
+			}
+		})
+	}
+}
+
+func TestARunThatAsksGoesOnWhenAPersonSays(t *testing.T) {
+	asks := func(a *fleet.Agent) { a.Effects.Settle = fleet.Duration(time.Second) }
+	// unknown leaves a run in its second attempt, which is told that nobody knows.
+	unknown := func(h *house) (r *run.Record, receipt string) {
+		r = h.started("payer")
+		h.begin(EffectBegin{Run: r.ID, N: 1, Effect: "charge", Timeout: 5 * time.Second})
+		h.pass(200 * time.Millisecond)
+		h.report(runtime.Report{Type: runtime.Failed, Run: r.ID, N: 1, Class: run.ClassTimeout, Message: "no answer"})
+		h.pass(time.Minute)
+		h.lease("w1", 1, "payer")
+		a := h.begin(EffectBegin{Run: r.ID, N: 2, Effect: "charge", OnUnknown: "ask", Nonce: "second"})
+		if a.Answer != "unknown" {
+			h.t.Fatalf("answer %+v", a)
+		}
+		return r, a.ID
+	}
+	park := func(h *house, r *run.Record, receipt string) {
+		res := h.report(runtime.Report{Type: runtime.Parked, Run: r.ID, N: 2, Worker: "w1",
+			Park: &run.Park{On: run.OnInput, Step: "receipt:" + receipt + "#1", Name: "receipt:" + receipt}})
+		if res.Err != nil {
+			h.t.Fatal(res.Err)
+		}
+	}
+	resolve := func(h *house, receipt string, happened bool) {
+		var result json.RawMessage
+		if happened {
+			result = json.RawMessage(`"by hand"`)
+		}
+		if got, err := h.p.Resolve(h.t.Context(), receipt, happened, result, "ann"); err != nil || got.ResolvedBy != "ann" {
+			h.t.Fatalf("resolve: %+v, %v", got, err)
+		}
+		h.settle()
+	}
+	for name, x := range map[string]struct {
+		order    string
+		happened bool
+		answer   string
+	}{
+		"it happened":                          {"park resolve", true, "done"},
+		"it did not":                           {"park resolve", false, "proceed"},
+		"the word comes before the run waits":  {"resolve park", true, "done"},
+		"a restart lies in between":            {"park restart resolve", true, "done"},
+		"the word comes before, and a restart": {"resolve park restart", false, "proceed"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHouse(t, payer(asks))
+			r, receipt := unknown(h)
+			for _, what := range strings.Fields(x.order) {
+				switch what {
+				case "park":
+					park(h, r, receipt)
+				case "resolve":
+					if h.get(r.ID).State == run.Waiting {
+						if got := h.get(r.ID); !strings.Contains(got.Message, "errand resolve "+receipt) {
+							t.Errorf("it waits and says %q", got.Message)
+						}
+						h.pass(30 * time.Minute)
+						wantState(t, h.get(r.ID), run.Waiting, "")
+					}
+					resolve(h, receipt, x.happened)
+				case "restart":
+					h.open()
+				}
+			}
+			if _, err := h.p.Beat(t.Context(), WorkerBeat{Worker: "w1", Agents: []string{"payer"}, Slots: 10}); err != nil {
+				t.Fatal(err)
+			}
+			leases := h.lease("w1", 1, "payer")
+			if len(leases) != 1 || leases[0].N != 3 || len(leases[0].Steps) != 1 {
+				t.Fatalf("leases %+v", leases)
+			}
+			if a := h.begin(EffectBegin{Run: r.ID, N: 3, Effect: "charge", Nonce: "third"}); a.Answer != x.answer {
+				t.Errorf("the next attempt is told %+v, want %s", a, x.answer)
+			}
+		})
+	}
+	t.Run("a word for a run that is over is kept for its retry", func(t *testing.T) {
+		h := newHouse(t, payer(asks))
+		r, receipt := unknown(h)
+		h.report(runtime.Report{Type: runtime.Failed, Run: r.ID, N: 2, Final: true, Code: string(run.OutcomeUnknown)})
+		wantState(t, h.get(r.ID), run.Failed, run.OutcomeUnknown)
+		resolve(h, receipt, true)
+		if got := h.receiptStates(r.ID)["charge"]; got != run.ReceiptDone {
+			t.Errorf("the receipt is %s", got)
+		}
+	})
+}
