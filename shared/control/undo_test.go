@@ -417,7 +417,7 @@ func TestARunThatAsksGoesOnWhenAPersonSays(t *testing.T) {
 						if got := h.get(r.ID); !strings.Contains(got.Message, "errand resolve "+receipt) {
 							t.Errorf("it waits and says %q", got.Message)
 						}
-						h.pass(30 * time.Minute)
+						h.pass(24 * time.Hour)
 						wantState(t, h.get(r.ID), run.Waiting, "")
 					}
 					resolve(h, receipt, x.happened)
