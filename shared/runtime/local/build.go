@@ -13,6 +13,7 @@ import (
 // build is the one build of a revision. Guarded by Runtime.mu.
 type build struct {
 	agent    string
+	makes    string // folder and command: two at once would write the same file
 	running  bool
 	done     bool
 	proc     *process.Process
@@ -49,8 +50,14 @@ func (rt *Runtime) built(u *unit) (bool, error) {
 				}
 			}
 		}
-		b = &build{agent: u.agent.Name()}
+		b = &build{agent: u.agent.Name(), makes: u.agent.Run.Dir + "\x00" + strings.Join(u.agent.Run.Build, "\x00")}
 		rt.builds[key] = b
+	}
+	// Agents may share a program. Whose turn it is next is seen when the build that runs has ended.
+	for _, other := range rt.builds {
+		if other.running && other.makes == b.makes {
+			return false, nil
+		}
 	}
 	r := u.agent.Run
 	rt.log.Info("building an agent", "agent", b.agent, "command", r.Build, "dir", r.Dir)

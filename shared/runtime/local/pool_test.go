@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -288,6 +289,23 @@ func TestBuild(t *testing.T) {
 		start(t, c, runtimetest.Attempt(a, "r4", 1, order{Do: "echo"})) // a second build would fail: the link is there
 		if got := c.Await(t, "r4", 1); got.Type != runtime.Completed {
 			t.Errorf("report %+v, want it completed", got)
+		}
+	})
+	t.Run("agents that are made by the same build take turns", func(t *testing.T) {
+		c := runtimetest.NewControl(t)
+		open(t, c, func(o *local.Options) { o.BuildRetry = time.Hour })
+		dir := t.TempDir()
+		for i := range 3 {
+			a := agent(fleet.Pool, fleet.Stdio, 1)
+			a.Meta.Name = fmt.Sprintf("made-%d", i)
+			a.Run.Dir = dir
+			a.Run.Build = []string{"sh", "-c", "mkdir one && sleep 0.05 && rmdir one"} // fails beside another
+			start(t, c, runtimetest.Attempt(a, fmt.Sprintf("r%d", i), 1, order{Do: "echo"}))
+		}
+		for _, id := range []string{"r0", "r1", "r2"} {
+			if got := c.Await(t, id, 1); got.Type != runtime.Completed {
+				t.Errorf("report %+v, want it completed", got)
+			}
 		}
 	})
 	t.Run("its failure tells why, refuses for a while, and is tried again", func(t *testing.T) {
