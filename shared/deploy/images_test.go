@@ -42,6 +42,7 @@ var starts = map[string]start{
 	"functions": {env: []string{"FUNCTION_TARGET=tick", "ERRAND_URL=http://127.0.0.1:9"}, path: "/?"},
 	"worker":    {says: "ERRAND_TARGET", fails: true}, // it has no door, and names what it is not told
 	"reconcile": {env: []string{"ERRAND_PROTOCOL=http"}, path: "/?"},
+	"model":     {path: "/?"},
 }
 
 // commands of the repository, by name of their image. Those below shared/ are parts of tests.

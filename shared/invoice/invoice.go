@@ -41,8 +41,11 @@ type Document struct {
 	DueDate     string // BT-9, as written; empty when absent
 	Currency    string // BT-5, never empty
 	TaxCurrency string // BT-6; empty when VAT is accounted in Currency
+	OrderRef    string // BT-13, the buyer's purchase order; empty when none is named
 	Seller      string // BT-27, else the trading name
+	SellerVAT   string // BT-31, the seller's number for VAT; empty when none is given
 	Buyer       string // BT-44, else the trading name
+	Account     string // BT-84, the first account to pay to; empty when none is given
 	Adjustments []Adjustment
 	TaxTotals   []TaxTotal // in the order of the file
 	Totals      Totals
@@ -89,4 +92,9 @@ type Line struct {
 	ID   string          // BT-126
 	Name string          // BT-153
 	Net  decimal.Decimal // BT-131, after the line's own allowances and charges
+
+	Quantity decimal.NullDecimal // BT-129
+	Price    decimal.NullDecimal // BT-146, of Base pieces
+	Base     decimal.NullDecimal // BT-149; one when absent
+	Adjusted decimal.Decimal     // BT-141 less BT-136: the line's own charges less its allowances
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/shopspring/decimal"
 )
@@ -92,12 +93,16 @@ func (r *reader) document() error {
 			return r.text(&d.Currency)
 		case "cbc:TaxCurrencyCode":
 			return r.text(&d.TaxCurrency)
+		case "cac:OrderReference":
+			return r.first("cbc:ID", &d.OrderRef)
 		case "cac:AccountingSupplierParty":
-			return r.party(&d.Seller)
+			return r.party(&d.Seller, &d.SellerVAT)
 		case "cac:AccountingCustomerParty":
-			return r.party(&d.Buyer)
+			return r.party(&d.Buyer, new(string))
+		case "cac:PaymentMeans":
+			return r.account()
 		case "cac:AllowanceCharge":
-			return r.adjustment()
+			return r.adjustments()
 		case "cac:TaxTotal":
 			return r.taxTotal()
 		case "cac:LegalMonetaryTotal":
@@ -127,8 +132,8 @@ func (r *reader) document() error {
 }
 
 // party reads the name of a party: that it is registered under, else the one it
-// trades under.
-func (r *reader) party(name *string) error {
+// trades under; and its registration for tax.
+func (r *reader) party(name, tax *string) error {
 	var registered, trading string
 	err := r.children(func(n string) error {
 		if n != "cac:Party" {
@@ -140,6 +145,8 @@ func (r *reader) party(name *string) error {
 				return r.first("cbc:RegistrationName", &registered)
 			case "cac:PartyName":
 				return r.first("cbc:Name", &trading)
+			case "cac:PartyTaxScheme":
+				return r.registration(tax)
 			}
 			return nil
 		})
@@ -151,16 +158,52 @@ func (r *reader) party(name *string) error {
 	return err
 }
 
-// adjustment reads a document level allowance or charge.
-func (r *reader) adjustment() error {
-	depth := len(r.path)
+// registration reads the number that a party has for VAT; others go by another scheme.
+func (r *reader) registration(tax *string) error {
+	var number, scheme string
+	err := r.children(func(name string) error {
+		switch name {
+		case "cbc:CompanyID":
+			return r.text(&number)
+		case "cac:TaxScheme":
+			return r.first("cbc:ID", &scheme)
+		}
+		return nil
+	})
+	if *tax == "" && strings.EqualFold(scheme, "VAT") {
+		*tax = number
+	}
+	return err
+}
+
+// account reads the account of a means of payment.
+func (r *reader) account() error {
+	return r.children(func(name string) error {
+		if name != "cac:PayeeFinancialAccount" {
+			return nil
+		}
+		return r.first("cbc:ID", &r.doc.Account)
+	})
+}
+
+// adjustments reads a document level allowance or charge.
+func (r *reader) adjustments() error {
 	if err := r.number(len(r.doc.Adjustments)+1, MaxItems); err != nil {
 		return err
 	}
-	var a Adjustment
+	a, err := r.adjustment()
+	if err == nil {
+		r.doc.Adjustments = append(r.doc.Adjustments, a)
+	}
+	return err
+}
+
+// adjustment reads an allowance or charge.
+func (r *reader) adjustment() (a Adjustment, err error) {
+	depth := len(r.path)
 	var amount decimal.NullDecimal
 	indicated := false
-	err := r.children(func(name string) error {
+	err = r.children(func(name string) error {
 		switch name {
 		case "cbc:ChargeIndicator":
 			return r.value(func(text string) (err error) {
@@ -178,15 +221,14 @@ func (r *reader) adjustment() error {
 	})
 	switch {
 	case err != nil:
-		return err
+		return a, err
 	case !indicated:
-		return r.missing(depth, "cbc:ChargeIndicator")
+		return a, r.missing(depth, "cbc:ChargeIndicator")
 	case !amount.Valid:
-		return r.missing(depth, "cbc:Amount")
+		return a, r.missing(depth, "cbc:Amount")
 	}
 	a.Amount = amount.Decimal
-	r.doc.Adjustments = append(r.doc.Adjustments, a)
-	return nil
+	return a, nil
 }
 
 // taxTotal reads a VAT total with its breakdown.
@@ -302,14 +344,29 @@ func (r *reader) line() error {
 	}
 	var l Line
 	var net decimal.NullDecimal
+	adjustments := 0
 	err := r.children(func(name string) error {
 		switch name {
 		case "cbc:ID":
 			return r.text(&l.ID)
+		case "cbc:InvoicedQuantity", "cbc:CreditedQuantity":
+			return r.amount(&l.Quantity)
 		case "cbc:LineExtensionAmount":
 			return r.amount(&net)
+		case "cac:AllowanceCharge":
+			if adjustments++; adjustments > MaxItems {
+				return r.fail("the line has more than %d allowances and charges", MaxItems)
+			}
+			a, err := r.adjustment()
+			if !a.Charge {
+				a.Amount = a.Amount.Neg()
+			}
+			l.Adjusted = l.Adjusted.Add(a.Amount)
+			return err
 		case "cac:Item":
 			return r.first("cbc:Name", &l.Name)
+		case "cac:Price":
+			return r.price(&l)
 		}
 		return nil
 	})
@@ -322,6 +379,19 @@ func (r *reader) line() error {
 	l.Net = net.Decimal
 	r.doc.Lines = append(r.doc.Lines, l)
 	return nil
+}
+
+// price reads what a line's pieces cost.
+func (r *reader) price(l *Line) error {
+	return r.children(func(name string) error {
+		switch name {
+		case "cbc:PriceAmount":
+			return r.amount(&l.Price)
+		case "cbc:BaseQuantity":
+			return r.amount(&l.Base)
+		}
+		return nil
+	})
 }
 
 // first reads the text of the child with this name, if there is one and into is

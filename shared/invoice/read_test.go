@@ -57,22 +57,35 @@ func TestReadAccepts(t *testing.T) {
 		doc  string
 		want func(d *Document) bool
 	}{
-		"the least document":                            {smallWith(""), func(d *Document) bool { return d.ID == "A-1" && d.Kind == KindInvoice }},
-		"a byte order mark":                             {"\xEF\xBB\xBF" + smallWith(""), func(d *Document) bool { return d.ID == "A-1" }},
-		"a byte order mark that agrees":                 {"\xEF\xBB\xBF<?xml version=\"1.0\" encoding=\"utf-8\"?>" + smallWith(""), func(d *Document) bool { return d.ID == "A-1" }},
-		"declared ISO-8859-1":                           {latin1, func(d *Document) bool { return d.Seller == "Büro" }},
-		"declared US-ASCII":                             {`<?xml version="1.0" encoding="US-ASCII"?>` + smallWith(""), func(d *Document) bool { return d.ID == "A-1" }},
-		"comments around and within":                    {"<!-- a <b> -->" + smallWith("<cbc:IssueDate>2026-<!-- > -->01-05</cbc:IssueDate>") + "\n<!-- end -->\n", func(d *Document) bool { return d.IssueDate == "2026-01-05" }},
-		"CDATA with markup in it":                       {smallWith("<cbc:DueDate><![CDATA[<!DOCTYPE>]]></cbc:DueDate>"), func(d *Document) bool { return d.DueDate == "<!DOCTYPE>" }},
-		"predefined entities":                           {smallWith("<cbc:DueDate>&lt;&amp;&#65;</cbc:DueDate>"), func(d *Document) bool { return d.DueDate == "<&A" }},
-		"other prefixes":                                {strings.NewReplacer("cbc:", "b:", "xmlns:cbc", "xmlns:b", "cac:", "a:", "xmlns:cac", "xmlns:a").Replace(smallWith("")), func(d *Document) bool { return d.ID == "A-1" }},
-		"foreign elements, skipped":                     {smallWith(`<x:ID xmlns:x="urn:x"><cbc:ID>B</cbc:ID></x:ID><ID>C</ID>`), func(d *Document) bool { return d.ID == "A-1" }},
-		"a greater-than sign in a value":                {smallWith(`<cbc:Note a=">" b='">'>x</cbc:Note>`), func(d *Document) bool { return d.ID == "A-1" }},
-		"white space around values":                     {smallWith("<cbc:IssueDate>\n\t2026-01-05 \n</cbc:IssueDate>"), func(d *Document) bool { return d.IssueDate == "2026-01-05" }},
-		"a charge indicator of 1":                       {smallWith("<cac:AllowanceCharge><cbc:ChargeIndicator> 1 </cbc:ChargeIndicator><cbc:Amount>1</cbc:Amount></cac:AllowanceCharge>"), func(d *Document) bool { return d.Adjustments[0].Charge }},
-		"a charge indicator of 0":                       {smallWith("<cac:AllowanceCharge><cbc:ChargeIndicator>\n0</cbc:ChargeIndicator><cbc:Amount>1</cbc:Amount></cac:AllowanceCharge>"), func(d *Document) bool { return !d.Adjustments[0].Charge }},
-		"the registered name over others":               {smallWith("<cac:AccountingCustomerParty><cac:Party><cac:PartyName><cbc:Name>T</cbc:Name></cac:PartyName><cac:PartyLegalEntity><cbc:RegistrationName>R</cbc:RegistrationName></cac:PartyLegalEntity></cac:Party></cac:AccountingCustomerParty>"), func(d *Document) bool { return d.Buyer == "R" }},
-		"a line's own allowance, within its net amount": {strings.Replace(smallWith(""), "<cbc:ID>1<", "<cac:AllowanceCharge><cbc:ChargeIndicator>x</cbc:ChargeIndicator></cac:AllowanceCharge><cbc:ID>1<", 1), func(d *Document) bool { return len(d.Adjustments) == 0 }},
+		"the least document":              {smallWith(""), func(d *Document) bool { return d.ID == "A-1" && d.Kind == KindInvoice }},
+		"a byte order mark":               {"\xEF\xBB\xBF" + smallWith(""), func(d *Document) bool { return d.ID == "A-1" }},
+		"a byte order mark that agrees":   {"\xEF\xBB\xBF<?xml version=\"1.0\" encoding=\"utf-8\"?>" + smallWith(""), func(d *Document) bool { return d.ID == "A-1" }},
+		"declared ISO-8859-1":             {latin1, func(d *Document) bool { return d.Seller == "Büro" }},
+		"declared US-ASCII":               {`<?xml version="1.0" encoding="US-ASCII"?>` + smallWith(""), func(d *Document) bool { return d.ID == "A-1" }},
+		"comments around and within":      {"<!-- a <b> -->" + smallWith("<cbc:IssueDate>2026-<!-- > -->01-05</cbc:IssueDate>") + "\n<!-- end -->\n", func(d *Document) bool { return d.IssueDate == "2026-01-05" }},
+		"CDATA with markup in it":         {smallWith("<cbc:DueDate><![CDATA[<!DOCTYPE>]]></cbc:DueDate>"), func(d *Document) bool { return d.DueDate == "<!DOCTYPE>" }},
+		"predefined entities":             {smallWith("<cbc:DueDate>&lt;&amp;&#65;</cbc:DueDate>"), func(d *Document) bool { return d.DueDate == "<&A" }},
+		"other prefixes":                  {strings.NewReplacer("cbc:", "b:", "xmlns:cbc", "xmlns:b", "cac:", "a:", "xmlns:cac", "xmlns:a").Replace(smallWith("")), func(d *Document) bool { return d.ID == "A-1" }},
+		"foreign elements, skipped":       {smallWith(`<x:ID xmlns:x="urn:x"><cbc:ID>B</cbc:ID></x:ID><ID>C</ID>`), func(d *Document) bool { return d.ID == "A-1" }},
+		"a greater-than sign in a value":  {smallWith(`<cbc:Note a=">" b='">'>x</cbc:Note>`), func(d *Document) bool { return d.ID == "A-1" }},
+		"white space around values":       {smallWith("<cbc:IssueDate>\n\t2026-01-05 \n</cbc:IssueDate>"), func(d *Document) bool { return d.IssueDate == "2026-01-05" }},
+		"a charge indicator of 1":         {smallWith("<cac:AllowanceCharge><cbc:ChargeIndicator> 1 </cbc:ChargeIndicator><cbc:Amount>1</cbc:Amount></cac:AllowanceCharge>"), func(d *Document) bool { return d.Adjustments[0].Charge }},
+		"a charge indicator of 0":         {smallWith("<cac:AllowanceCharge><cbc:ChargeIndicator>\n0</cbc:ChargeIndicator><cbc:Amount>1</cbc:Amount></cac:AllowanceCharge>"), func(d *Document) bool { return !d.Adjustments[0].Charge }},
+		"the registered name over others": {smallWith("<cac:AccountingCustomerParty><cac:Party><cac:PartyName><cbc:Name>T</cbc:Name></cac:PartyName><cac:PartyLegalEntity><cbc:RegistrationName>R</cbc:RegistrationName></cac:PartyLegalEntity></cac:Party></cac:AccountingCustomerParty>"), func(d *Document) bool { return d.Buyer == "R" }},
+		"a line's own allowances and charges are within its net amount": {strings.Replace(smallWith(""), "<cbc:ID>1<",
+			lineAdjustment("false", "3.50")+lineAdjustment("true", "1")+"<cbc:ID>1<", 1), func(d *Document) bool {
+			return len(d.Adjustments) == 0 && d.Lines[0].Adjusted.String() == "-2.5"
+		}},
+		"what a line counts and costs": {strings.Replace(smallWith(""), "<cbc:ID>1<",
+			"<cbc:InvoicedQuantity>4</cbc:InvoicedQuantity><cac:Price><cbc:PriceAmount>10.50</cbc:PriceAmount><cbc:BaseQuantity>2</cbc:BaseQuantity></cac:Price><cbc:ID>1<", 1),
+			func(d *Document) bool {
+				l := d.Lines[0]
+				return l.Quantity.Decimal.String() == "4" && l.Price.Decimal.String() == "10.5" && l.Base.Decimal.String() == "2"
+			}},
+		"the order, the first account and the tax registration": {smallWith(
+			"<cac:OrderReference><cbc:ID>PO-1</cbc:ID></cac:OrderReference>" + account("DE1") + account("DE2") +
+				"<cac:AccountingSupplierParty><cac:Party>" + registration("approved", "TAX") + registration("DE9", "VAT") + "</cac:Party></cac:AccountingSupplierParty>"),
+			func(d *Document) bool { return d.OrderRef == "PO-1" && d.Account == "DE1" && d.SellerVAT == "DE9" }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d, err := Read(strings.NewReader(c.doc))
@@ -254,4 +267,16 @@ func FuzzRead(f *testing.F) {
 		}
 		Summarize(d)
 	})
+}
+
+func lineAdjustment(charge, amount string) string {
+	return "<cac:AllowanceCharge><cbc:ChargeIndicator>" + charge + "</cbc:ChargeIndicator><cbc:Amount>" + amount + "</cbc:Amount></cac:AllowanceCharge>"
+}
+
+func account(id string) string {
+	return "<cac:PaymentMeans><cac:PayeeFinancialAccount><cbc:ID>" + id + "</cbc:ID></cac:PayeeFinancialAccount></cac:PaymentMeans>"
+}
+
+func registration(number, scheme string) string {
+	return "<cac:PartyTaxScheme><cbc:CompanyID>" + number + "</cbc:CompanyID><cac:TaxScheme><cbc:ID>" + scheme + "</cbc:ID></cac:TaxScheme></cac:PartyTaxScheme>"
 }
