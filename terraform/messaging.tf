@@ -48,7 +48,7 @@ module "topic_pool" {
 
   project      = var.project
   name         = "${var.prefix}-pool-${each.key}"
-  ack_deadline = 30 # a worker claims, then acknowledges; it does not hold a message while it works
+  ack_deadline = 10 # a worker claims, then acknowledges; what one that died had is soon there for others
   dead_letters = { topic = module.topic_deadletter.topic }
   pubsub_agent = local.pubsub_agent
   publishers   = local.publish

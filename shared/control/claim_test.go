@@ -154,6 +154,71 @@ func TestAHandOverThatNobodyTookComesAgain(t *testing.T) {
 	}
 }
 
+func TestAHandOverThatNobodyHasClaimedIsToldAgain(t *testing.T) {
+	handOvers := func(d *district) int {
+		d.x.mu.Lock()
+		defer d.x.mu.Unlock()
+		return len(d.x.started)
+	}
+	t.Run("within seconds, as the same attempt, and some times at most", func(t *testing.T) {
+		d := newDistrict(t, agentNamed("echo"), cloudTarget("pool", fleet.Pool))
+		r := d.submit(Submission{Agent: "echo"})
+		first := d.last()
+		d.passing(2 * time.Second)
+		if again := d.last(); handOvers(d) != 2 || again.ID() != first.ID() {
+			t.Fatalf("%d hand-overs, the last one of %s; want a second one of %s", handOvers(d), again.ID(), first.ID())
+		}
+		d.passing(startByCloud - 10*time.Second)
+		if n := handOvers(d); n != 1+len(remindAfter) {
+			t.Errorf("%d hand-overs, want %d", n, 1+len(remindAfter))
+		}
+		if got := d.get(r.ID); got.Attempt != 1 {
+			t.Errorf("attempt %d: a copy is no attempt", got.Attempt)
+		}
+		again := d.last()
+		if _, err := d.b.Claim(t.Context(), Claim{Attempt: again.ID(), Worker: "w1", Ticket: again.Ticket}); err != nil {
+			t.Errorf("claim by the last copy: %v", err)
+		}
+		if _, err := d.c.Claim(t.Context(), Claim{Attempt: first.ID(), Worker: "w2", Ticket: first.Ticket}); !errors.Is(err, run.ErrFenced) {
+			t.Errorf("claim by the first copy, after that: %v", err)
+		}
+	})
+	t.Run("and not once it is claimed", func(t *testing.T) {
+		d := newDistrict(t, agentNamed("echo"), cloudTarget("pool", fleet.Pool))
+		d.submit(Submission{Agent: "echo"})
+		a := d.last()
+		if _, err := d.b.Claim(t.Context(), Claim{Attempt: a.ID(), Worker: "w1", Ticket: a.Ticket}); err != nil {
+			t.Fatal(err)
+		}
+		d.deliver()
+		d.passing(8 * time.Second)
+		if n := handOvers(d); n != 1 {
+			t.Errorf("%d hand-overs, want 1", n)
+		}
+	})
+	t.Run("nor when it is a task of a job, which the platform starts", func(t *testing.T) {
+		d := newDistrict(t, agentNamed("echo", shaped(fleet.Job)), cloudTarget("job", fleet.Job))
+		d.submit(Submission{Agent: "echo"})
+		d.passing(20 * time.Second)
+		if n := handOvers(d); n != 1 {
+			t.Errorf("%d starts, want 1", n)
+		}
+	})
+	t.Run("a copy that is refused ends nothing", func(t *testing.T) {
+		d := newDistrict(t, agentNamed("echo"), cloudTarget("pool", fleet.Pool))
+		r := d.submit(Submission{Agent: "echo"})
+		a := d.last()
+		d.x.refuse = runtime.ErrRefused
+		d.passing(5 * time.Second)
+		if got := d.get(r.ID); got.State != run.Assigned || got.Attempt != 1 {
+			t.Fatalf("run is %s in attempt %d", got.State, got.Attempt)
+		}
+		if _, err := d.b.Claim(t.Context(), Claim{Attempt: a.ID(), Worker: "w1", Ticket: a.Ticket}); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 func TestUndeliveredIsNothingToAnAttemptThatWasClaimed(t *testing.T) {
 	d := newDistrict(t, agentNamed("echo"), cloudTarget("pool", fleet.Pool))
 	r := d.submit(Submission{Agent: "echo"})

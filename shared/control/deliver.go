@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/errand-run/errand/shared/fleet"
 	"github.com/errand-run/errand/shared/run"
@@ -32,7 +33,7 @@ func (p *Plane) stepDeliver(ctx context.Context, assigned []*run.Record) {
 			pulled[node] = append(pulled[node], r.ID)
 		}
 		if rt := p.cfg.Runtimes[target.Runtime]; rt != nil {
-			p.startOn(ctx, rt, r, agent, target, pulls)
+			p.startOn(ctx, rt, r, agent, target, pulls, false)
 		} else if !pulls {
 			p.change(ctx, p.refusedStart(r.ID, r.Attempt, fmt.Sprintf("this server has no runtime %s", target.Runtime)))
 		}
@@ -44,11 +45,19 @@ func (p *Plane) stepDeliver(ctx context.Context, assigned []*run.Record) {
 	p.mu.Unlock()
 }
 
-// startOn lets a runtime start an attempt, or make sure that a worker comes to fetch it, without holding up the loop.
-func (p *Plane) startOn(ctx context.Context, rt runtime.Runtime, r *run.Record, agent *fleet.Agent, target *fleet.Target, pulls bool) {
+// startOn lets a runtime start an attempt, or make sure that a worker comes to fetch it, without holding up the loop; again
+// for an attempt that was handed over before.
+func (p *Plane) startOn(ctx context.Context, rt runtime.Runtime, r *run.Record, agent *fleet.Agent, target *fleet.Target, pulls, again bool) {
+	reminds := isHandOver(target, agent) && agent.Shape == fleet.Pool
+	if reminds {
+		p.remind(r.ID, r.Attempt, again, true)
+	}
 	p.starts.Add(1)
 	p.cfg.Go(func() {
 		defer p.starts.Done()
+		if reminds {
+			defer p.remind(r.ID, r.Attempt, false, false)
+		}
 		p.startCh <- struct{}{}
 		defer func() { <-p.startCh }()
 		a := runtime.Assignment{
@@ -69,14 +78,69 @@ func (p *Plane) startOn(ctx context.Context, rt runtime.Runtime, r *run.Record, 
 		}
 		err := rt.Start(ctx, a)
 		switch {
+		case err == nil && again:
+			p.log.InfoContext(ctx, "nobody has claimed an attempt yet; it was handed over once more", "run", r.ID, "attempt", r.Attempt)
 		case err == nil:
-		case errors.Is(err, runtime.ErrRefused):
+		case errors.Is(err, runtime.ErrRefused) && !again: // that of a copy says nothing of what was sent before it
 			p.change(ctx, p.refusedStart(r.ID, r.Attempt, err.Error()))
 		default:
 			// Nobody knows whether it began: its start must be confirmed in time, or it counts as lost.
 			p.log.WarnContext(ctx, "start an attempt", "run", r.ID, "attempt", r.Attempt, "error", err)
 		}
 	})
+}
+
+// remindAfter is how long a message that hands an attempt to a pool waits to be claimed before it is sent once more, by how
+// often it was sent again. The broker may have given it to a worker that has died, and lets nobody else have it until that
+// lease is over; whoever gets a second copy finds that the attempt is claimed.
+var remindAfter = [...]time.Duration{2 * time.Second, 2 * time.Second, 4 * time.Second, 8 * time.Second, 16 * time.Second, 32 * time.Second}
+
+// remind notes that an attempt is being handed over, or was, and when to do so again unless it is claimed.
+func (p *Plane) remind(id string, n int, again, sending bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	t := p.ix.runs[id]
+	if t == nil || t.live == nil || t.live.n != n || t.live.state != run.Assigned {
+		return
+	}
+	l := t.live
+	if l.sending = sending; again {
+		l.reminded++
+	}
+	if l.reminded < len(remindAfter) {
+		p.ix.reminders.set(id, p.now().Add(remindAfter[l.reminded]))
+	}
+}
+
+// stepRemind hands over once more what no worker of its pool has claimed.
+func (p *Plane) stepRemind(ctx context.Context, now run.Instant) {
+	var ids []string
+	p.mu.Lock()
+	for _, id := range p.ix.reminders.due(now, maxPass) {
+		t := p.ix.runs[id]
+		switch {
+		case t == nil || t.live == nil || t.live.state != run.Assigned:
+		case t.live.sending: // the bus is slow: what it has not taken yet needs no copy
+			p.ix.reminders.set(id, now.Add(remindAfter[0]))
+		default:
+			ids = append(ids, id)
+		}
+	}
+	p.mu.Unlock()
+	if len(ids) == 0 {
+		return
+	}
+	records, errs := p.load(ctx, ids, false)
+	for i, r := range records {
+		if errs[i] != nil || r.State != run.Assigned {
+			continue // it ends at its time, as one that nobody takes
+		}
+		agent, target := p.agentOf(ctx, r), p.targetNamed(r.Target)
+		if agent == nil || target == nil || p.cfg.Runtimes[target.Runtime] == nil {
+			continue
+		}
+		p.startOn(ctx, p.cfg.Runtimes[target.Runtime], r, agent, target, false, true)
+	}
 }
 
 // refusedStart is the edit for a start that certainly did not come about.

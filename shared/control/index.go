@@ -26,9 +26,11 @@ type index struct {
 	asked   run.Record // reused: the run that a pass asks about
 	timers  *timers    // by run id
 	leases  *timers    // by worker, on the monotonic clock
-	runs    map[string]*tracked
-	classes map[queue.Class]*class
-	parked  map[queue.Class]map[string]struct{} // unschedulable runs
+	// reminders are of attempts that were handed to a pool and that nobody has claimed, by run id.
+	reminders *timers
+	runs      map[string]*tracked
+	classes   map[queue.Class]*class
+	parked    map[queue.Class]map[string]struct{} // unschedulable runs
 
 	agents      tallies
 	tenants     tallies
@@ -79,6 +81,8 @@ type live struct {
 	worker   string
 	state    run.State
 	handed   run.Instant // when a worker took it; 0 until then
+	sending  bool        // it is being handed over
+	reminded int         // how often it was handed over again
 	unsure   bool        // after a takeover: only its worker's next heartbeat can tell whether it was handed over
 	slots    int
 	cost     int64 // charged in advance
@@ -151,6 +155,7 @@ func newIndex(cfg Config) *index {
 		profile:     placement.Default(),
 		timers:      newTimers(),
 		leases:      newTimers(),
+		reminders:   newTimers(),
 		runs:        make(map[string]*tracked),
 		classes:     make(map[queue.Class]*class),
 		parked:      make(map[queue.Class]map[string]struct{}),
@@ -458,6 +463,7 @@ func (ix *index) hold(p *Plane, r *run.Record, t *tracked) *live {
 		w.holds[r.ID] = l.n // it has claimed the attempt, at whichever process
 	}
 	if r.State == run.Running && l.started == 0 {
+		ix.reminders.set(r.ID, 0)
 		l.started, l.beat = r.UpdatedAt, r.UpdatedAt
 		if l.handed == 0 {
 			l.handed = r.UpdatedAt
@@ -470,6 +476,7 @@ func (ix *index) hold(p *Plane, r *run.Record, t *tracked) *live {
 func (ix *index) release(t *tracked, r *run.Record) {
 	l := t.live
 	delete(ix.stops, runtime.AttemptID(l.id, l.n))
+	ix.reminders.set(l.id, 0)
 	ix.world.Release(l.id)
 	ix.box(l.node).remove(l.id)
 	if set := ix.targets[l.target]; set != nil {

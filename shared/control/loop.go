@@ -105,6 +105,7 @@ func (p *Plane) Step(ctx context.Context, now run.Instant) (more bool) {
 	p.stepSweep(ctx, now)
 	more = p.stepDue(ctx, now)
 	p.stepConfirm(ctx, now)
+	p.stepRemind(ctx, now)
 	if !p.caughtUp(ctx) || !p.reread(ctx, now) {
 		return more // nothing is placed while a slot may be taken, or a target gone, of which this process does not know
 	}
@@ -149,6 +150,9 @@ func (p *Plane) untilNext() time.Duration {
 	}
 	if next := p.ix.leases.next(); next != 0 {
 		sooner(next.Sub(mono))
+	}
+	if next := p.ix.reminders.next(); next != 0 {
+		sooner(next.Sub(now))
 	}
 	if len(p.ix.confirms) > 0 {
 		sooner(p.ix.confirms[0].at.Sub(now))

@@ -53,7 +53,7 @@ import (
 // Defaults of the options.
 const (
 	DefaultPrefix        = "errand"
-	DefaultAckDeadline   = 30 * time.Second
+	DefaultAckDeadline   = 10 * time.Second
 	DefaultMaxHold       = time.Hour
 	DefaultMaxDeliveries = 20
 )
