@@ -26,7 +26,8 @@ const (
 	// EnvWorker is the worker's id, unique while it lives; host, process and chance make one when empty.
 	EnvWorker = "ERRAND_WORKER"
 	// EnvWorkerToken is the bearer token with which a worker asks for runs; none on loopback. On Cloud Run a process
-	// without one calls with identity tokens of its service account.
+	// without one calls with identity tokens of its service account, and so does one that calls a server by https: an instance
+	// of Cloud Run has no variable that would tell it from any other process.
 	EnvWorkerToken = "ERRAND_WORKER_TOKEN"
 	// EnvAudience is whom identity tokens are made out to; EnvURL when empty.
 	EnvAudience = "ERRAND_AUDIENCE"

@@ -15,7 +15,7 @@ import (
 
 // What Cloud Run tells its containers.
 const (
-	envService      = "K_SERVICE" // also of an instance
+	envService      = "K_SERVICE"
 	envPool         = "CLOUD_RUN_WORKER_POOL"
 	envJob          = "CLOUD_RUN_JOB"
 	envExecution    = "CLOUD_RUN_EXECUTION"
@@ -53,7 +53,7 @@ func (e *environment) identify(getenv func(string) string) {
 	if getenv(envService) != "" {
 		e.slots = serviceSlots
 	}
-	if identity.OnPlatform(getenv) && e.workerToken == "" {
+	if e.workerToken == "" && identity.OnPlatform(getenv, e.url) {
 		e.tokens = identity.Metadata(identity.Options{Host: getenv(identity.EnvHost)})
 	}
 }

@@ -45,6 +45,7 @@ const (
 	hirer   = "client@errand-box.iam.gserviceaccount.com"
 	jobName = "buyer-job"
 	svcName = "buyer-service"
+	insName = "buyer-instance"
 )
 
 type order struct {
@@ -161,12 +162,12 @@ func newStreet(t *testing.T) *street {
 	t.Helper()
 	s := &street{T: t, shop: newShop(t)}
 	var fleetOf []fleet.Object
-	for name, shape := range map[string]fleet.Shape{jobName: fleet.Job, svcName: fleet.Service} {
+	for name, shape := range map[string]fleet.Shape{jobName: fleet.Job, svcName: fleet.Service, insName: fleet.Instance} {
 		a := &fleet.Agent{Meta: fleet.Meta{Name: name}, Shape: shape, Run: fleet.Run{
 			Command: []string{os.Args[0]}, Env: map[string]string{envShop: s.shop.URL},
 		}}
 		a.Permissions.Effects = []string{"buy"}
-		if shape == fleet.Service {
+		if shape != fleet.Job {
 			a.Run.Protocol, a.Run.Slots = fleet.HTTP, 4
 		}
 		a.SetDefaults()
@@ -413,6 +414,7 @@ func TestRunsThatComePastTheControlPlaneAreRunsLikeAnyOther(t *testing.T) {
 		{"the platform tries a task of gcloud's execution again", (*street).taskIsTriedAgain},
 		{"a schedule starts the job without our overrides", (*street).scheduleStarts},
 		{"a service is called", (*street).serviceIsCalled},
+		{"an instance is called", (*street).instanceIsCalled},
 		{"a caller is cut off and calls again", (*street).callerIsCutOff},
 		{"the container of a call is killed and the call is repeated", (*street).calledIsKilled},
 		{"whoever may not is refused", (*street).identityCounts},
@@ -494,6 +496,19 @@ func (s *street) serviceIsCalled() {
 		s.Errorf("another order under that key: %v, %+v %s; want a conflict", err, other, text)
 	}
 	s.shows(like{agent: svcName, key: "order-1", item: "plum", attempts: []string{"succeeded"}})
+}
+
+func (s *street) instanceIsCalled() {
+	instance, err := clientOf(s, run.NewInstancesClient).GetInstance(s.ctx, &runpb.GetInstanceRequest{Name: s.Twin().Parent() + "/instances/" + insName})
+	if err != nil || len(instance.GetUrls()) == 0 {
+		s.Fatalf("%v, %v; want an instance with a URL", instance, err)
+	}
+	s.uri = instance.GetUrls()[0]
+	resp, body, err := s.call(s.ctx, "order-9", "quince")
+	if err != nil || resp.StatusCode != http.StatusOK {
+		s.Fatalf("the call: %v, %+v %s", err, resp, body)
+	}
+	s.shows(like{agent: insName, key: "order-9", item: "quince", attempts: []string{"succeeded"}})
 }
 
 func (s *street) callerIsCutOff() {

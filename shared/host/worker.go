@@ -91,7 +91,7 @@ func ReadSettings(getenv func(string) string, args []string) (*Settings, error) 
 		fault(EnvForwardURL, "want either where to send attempts, such as http://127.0.0.1:8080/run, or a command after --")
 	}
 	// 3. Who it is.
-	if s.token == "" && identity.OnPlatform(getenv) {
+	if s.token == "" && identity.OnPlatform(getenv, s.URL) {
 		s.tokens = identity.Metadata(identity.Options{Host: getenv(identity.EnvHost)})
 	}
 	return s, errors.Join(faults...)

@@ -305,8 +305,20 @@ func cause(err error) error {
 	return err
 }
 
-// OnPlatform reports whether the process runs where a metadata server vouches for it: as a service or instance, a job or
-// a worker pool of Cloud Run.
-func OnPlatform(getenv func(string) string) bool {
-	return getenv("K_SERVICE") != "" || getenv("CLOUD_RUN_JOB") != "" || getenv("CLOUD_RUN_WORKER_POOL") != ""
+// OnPlatform reports whether the process runs where a metadata server vouches for it. A service, a job and a worker pool of
+// Cloud Run are told by their variables, and GCE_METADATA_HOST names a server outright. An instance of Cloud Run has no
+// variable of its own: there it is told by serverURL, whom the process calls. One that is https on another machine wants
+// proof of who calls, and a process that was given none can have it from a metadata server alone.
+func OnPlatform(getenv func(string) string, serverURL string) bool {
+	for _, name := range []string{"K_SERVICE", "CLOUD_RUN_JOB", "CLOUD_RUN_WORKER_POOL", EnvHost} {
+		if getenv(name) != "" {
+			return true
+		}
+	}
+	u, err := url.Parse(serverURL)
+	if err != nil || u.Scheme != "https" || u.Hostname() == "" || u.Hostname() == "localhost" {
+		return false
+	}
+	ip := net.ParseIP(u.Hostname())
+	return ip == nil || !ip.IsLoopback()
 }

@@ -303,15 +303,30 @@ func TestAudiencesKeptAreBounded(t *testing.T) {
 }
 
 func TestOnPlatform(t *testing.T) {
-	for name, want := range map[string]bool{"K_SERVICE": true, "CLOUD_RUN_JOB": true, "CLOUD_RUN_WORKER_POOL": true, "PORT": false} {
+	for what, tt := range map[string]struct {
+		variable, url string
+		want          bool
+	}{
+		"a service":                       {"K_SERVICE", "http://127.0.0.1:8080", true},
+		"a job":                           {"CLOUD_RUN_JOB", "", true},
+		"a worker pool":                   {"CLOUD_RUN_WORKER_POOL", "", true},
+		"a metadata server that is named": {EnvHost, "http://127.0.0.1:8080", true},
+		"an instance, which calls a server by https": {"PORT", "https://errand.example.com", true},
+		"a laptop":           {"PORT", "http://127.0.0.1:8080", false},
+		"a laptop, by https": {"PORT", "https://127.0.0.1:8443", false},
+		"a laptop, by name":  {"", "https://localhost:8443", false},
+		"another machine's server without encryption": {"", "http://errand.example.com", false},
+		"nothing said": {"", "", false},
+		"a URL that is none, which somebody else tells": {"", "https://%", false},
+	} {
 		got := OnPlatform(func(asked string) string {
-			if asked == name {
+			if asked == tt.variable {
 				return "x"
 			}
 			return ""
-		})
-		if got != want {
-			t.Errorf("with %s: %v, want %v", name, got, want)
+		}, tt.url)
+		if got != tt.want {
+			t.Errorf("%s: %v, want %v", what, got, tt.want)
 		}
 	}
 }
