@@ -80,7 +80,7 @@ func (p *Plane) Claim(ctx context.Context, c Claim) (runtime.Assignment, error) 
 	return a, err
 }
 
-// Undelivered tells that an attempt's hand-over came to nobody and will not: it is given back. An attempt that was
+// Undelivered tells that an attempt's hand-over came to nobody and will not: it is given back, after a pause. An attempt that was
 // claimed meanwhile goes on.
 func (p *Plane) Undelivered(ctx context.Context, attempt, ticket, why string) error {
 	id, n, err := runtime.ParseAttemptID(attempt)
@@ -95,7 +95,8 @@ func (p *Plane) Undelivered(ctx context.Context, attempt, ticket, why string) er
 		if rec.State != run.Assigned || rec.Attempt != n {
 			return d, nil
 		}
-		return d, p.startFailed(ctx, &d, rec, run.Clip("its hand-over was not taken: "+why, run.MaxMessage), now)
+		// The next one may meet the same, so it waits like a start that was refused, and spends nothing either.
+		return d, p.failed(ctx, &d, rec, startFailure(run.Clip("its hand-over was not taken: "+why, run.MaxMessage)), nil, true, now)
 	}})
 	return o.err
 }

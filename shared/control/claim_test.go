@@ -133,6 +133,7 @@ func TestAHandOverThatNobodyTookComesAgain(t *testing.T) {
 				d.t.Fatal(err)
 			}
 			d.deliver()
+			d.passing(3 * time.Second)
 		},
 		"when its time is over": func(d *district, _ runtime.Assignment) { d.passing(startByCloud + time.Second) },
 	} {

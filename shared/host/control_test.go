@@ -38,6 +38,8 @@ type control struct {
 	every  time.Duration // between heartbeats, as asked for
 	lag    time.Duration // of the answer to a claim
 	seen   []string      // Authorization of claims
+
+	undelivered []string // why hand-overs came to nobody
 }
 
 type record struct {
@@ -122,6 +124,11 @@ func (c *control) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 			Attempt: attempt, N: r.n, Run: r.id, Agent: "a", Tenant: "t", Mode: "run", Input: json.RawMessage(r.input), Key: r.id,
 			Token: "token-" + attempt, Deadline: api.Time{Time: time.Now().Add(time.Hour)}, HeartbeatEvery: api.Duration(c.every),
 		})
+	case strings.HasSuffix(path, ":undelivered"):
+		var q api.Undelivered
+		_ = json.Unmarshal(body, &q)
+		c.undelivered = append(c.undelivered, q.Reason)
+		w.WriteHeader(http.StatusNoContent)
 	case path == "/v1/attempts:batch":
 		var b api.ReportBatch
 		_ = json.Unmarshal(body, &b)

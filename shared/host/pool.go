@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -34,7 +36,8 @@ const (
 type Pool struct {
 	Bus    bus.Bus
 	Target string
-	// Agents that the worker serves; a message for another is passed over. Empty for any.
+	// Agents that the worker serves; a message for another is left to other workers, and told to the control plane when
+	// none of them takes it. Empty for any.
 	Agents []string
 	Client *api.Client
 	// Worker is the id under which attempts are claimed: that of the host.
@@ -102,6 +105,12 @@ func (p *Pool) handle(ctx context.Context, d *bus.Delivery, execute agent.Execut
 	switch what, err := p.judge(d); {
 	case err != nil:
 		return giveBack(poison, slog.LevelError, err)
+	case what == foreign:
+		err := p.leave(ctx, d)
+		if err != nil {
+			return giveBack(foreign, slog.LevelInfo, err)
+		}
+		return foreign, nil
 	case what != claimed:
 		log.Info("message is passed over", "why", outcomeNames[what], "agent", d.Attributes[attrAgent])
 		return what, nil
@@ -137,6 +146,32 @@ func (p *Pool) handle(ctx context.Context, d *bus.Delivery, execute agent.Execut
 		log.Warn("attempt ended without effect", "error", err)
 	}
 	return claimed, nil
+}
+
+// othersTries is how often a message for an agent that is not served here is left to the pool's other workers: while a
+// pool changes from one version to the next, some serve it already.
+const othersTries = 2
+
+// leave deals with a message for an agent that is not served here: an error gives it back for other workers. Where none
+// of them takes it, the control plane is told, for the run would wait for long.
+func (p *Pool) leave(ctx context.Context, d *bus.Delivery) error {
+	attempt, name := d.Attributes[attrAttempt], d.Attributes[attrAgent]
+	why := fmt.Sprintf("worker %s of target %s serves agents %s, and not %s", p.Worker, p.Target, strings.Join(p.Agents, ", "), name)
+	if d.Attempt > 0 && d.Attempt <= othersTries {
+		return errors.New(why)
+	}
+	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), claimTime, fmt.Errorf("%w: no answer within %s", api.ErrUnreachable, claimTime))
+	defer cancel()
+	err := p.Client.Undelivered(ctx, attempt, d.Attributes[attrTicket], why)
+	var refused *api.Problem
+	if errors.As(err, &refused) && refused.Status < http.StatusInternalServerError && refused.Status != http.StatusTooManyRequests {
+		err = nil // the attempt is over, or the message no hand-over of this control plane: nothing to wait for
+	}
+	if err != nil {
+		return fmt.Errorf("%s; the control plane was not told: %w", why, err)
+	}
+	p.Log.Warn("a hand-over is not for this pool: its agent is declared for a target that does not run it", "attempt", attempt, "why", why)
+	return nil
 }
 
 // judge tells what a message is worth by itself: claimed for one that is worth a claim.

@@ -217,6 +217,7 @@ func TestWhatAMessageIsWorth(t *testing.T) {
 		edit     func(m bus.Message) bus.Message
 		want     map[string]int64
 		claims   int
+		told     []string
 		dead     bool // goes to the dead letters
 		executed bool
 	}{
@@ -232,8 +233,9 @@ func TestWhatAMessageIsWorth(t *testing.T) {
 			},
 			want: map[string]int64{"expired": 1},
 		},
-		"one for another agent is not asked about": {
-			edit: func(m bus.Message) bus.Message { return with(m, "agent", "b") }, want: map[string]int64{"foreign": 1},
+		"one for another agent is left to other workers, and then told of": {
+			edit: func(m bus.Message) bus.Message { return with(m, "agent", "b") }, want: map[string]int64{"foreign": 3},
+			told: []string{"worker w1 of target lake serves agents a, and not b"},
 		},
 		"one of an older control plane names no agent": {
 			edit: func(m bus.Message) bus.Message { return with(m, "agent", "") }, want: map[string]int64{"claimed": 1}, claims: 1, executed: true,
@@ -263,6 +265,9 @@ func TestWhatAMessageIsWorth(t *testing.T) {
 				p.checkCounts(pool, tt.want)
 				if executed := r.state == "succeeded"; executed != tt.executed || p.c.claims != tt.claims {
 					t.Errorf("run is %s after %d claims; want executed %v, %d claims", r.state, p.c.claims, tt.executed, tt.claims)
+				}
+				if diff := cmp.Diff(tt.told, p.c.undelivered); diff != "" {
+					t.Errorf("told of as undelivered (-want +got):\n%s", diff)
 				}
 				dead := false
 				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
