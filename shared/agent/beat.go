@@ -57,6 +57,9 @@ func (h *Host) sendBeat(ctx context.Context, sessions map[string]json.RawMessage
 		Target: h.o.Target, Agents: h.o.Agents, Slots: h.o.Slots, Draining: h.draining, Sessions: sessions,
 		Attempts: make([]string, 0, len(h.attempts)),
 	}
+	if h.o.placeless {
+		b.Slots = 0
+	}
 	held := make([]*Attempt, 0, len(h.attempts))
 	for id, a := range h.attempts {
 		b.Attempts = append(b.Attempts, id)

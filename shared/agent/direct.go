@@ -50,7 +50,7 @@ func (s *server) answerCalls(ctx context.Context) (wait func(), err error) {
 	}
 	host, err := NewHost(client, HostOptions{
 		Worker: s.env.worker, Target: s.env.target, Agents: s.env.agents, Slots: s.env.slots, Grace: noneIfZero(s.env.grace),
-		Log: s.log, Source: d, quietIdle: true,
+		Log: s.log, Source: d, quietIdle: true, placeless: true,
 		Handle: func(ctx context.Context, a *Attempt) Result {
 			a.watch = d.watch(a.Attempt)
 			return s.handle(ctx, client, a)

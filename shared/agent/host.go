@@ -39,6 +39,8 @@ type HostOptions struct {
 
 	// quietIdle keeps a worker that holds nothing from sending heartbeats: the platform would bill the process for them.
 	quietIdle bool
+	// placeless keeps the server from placing runs in the worker's slots, which its Source alone fills.
+	placeless bool
 }
 
 const (

@@ -59,7 +59,7 @@ func (p *process) job(ctx context.Context, env *environment, log *slog.Logger, h
 	s := &single{lease: *lease, done: make(chan struct{})}
 	host, err := NewHost(client, HostOptions{
 		Worker: env.worker, Target: env.target, Agents: []string{lease.Agent}, Log: log, Grace: noneIfZero(env.grace),
-		Snapshot: p.sessions(), Source: s,
+		Snapshot: p.sessions(), Source: s, placeless: true,
 		Handle: func(ctx context.Context, a *Attempt) Result { return h(ctx, client, a) },
 	})
 	if err != nil {

@@ -151,7 +151,7 @@ func TestAContainerIsAWorkerWhileItWorks(t *testing.T) {
 		if code != 0 || w == nil || len(w.beats) < 3 || len(r.steps) != 1 {
 			t.Fatalf("exit %d, worker %+v, %d steps; want three heartbeats and a step", code, w, len(r.steps))
 		}
-		if diff := cmp.Diff(api.WorkerBeat{Agents: []string{"adder"}, Slots: 1, Attempts: []string{attempt}}, w.beats[1]); diff != "" {
+		if diff := cmp.Diff(api.WorkerBeat{Agents: []string{"adder"}, Attempts: []string{attempt}}, w.beats[1]); diff != "" {
 			t.Errorf("heartbeat (-want +got):\n%s", diff)
 		}
 	})

@@ -215,10 +215,11 @@ type Finished struct {
 // WorkerBeat is the body of POST /v1/workers/{id}:heartbeat. A worker that is silent for the lease period loses its
 // attempts.
 type WorkerBeat struct {
-	Target   string   `json:"target,omitempty"`
-	Agents   []string `json:"agents"`
-	Slots    int      `json:"slots"`
-	Draining bool     `json:"draining,omitempty"`
+	Target string   `json:"target,omitempty"`
+	Agents []string `json:"agents"`
+	// Slots are where the server may place runs; 0 for a worker that executes what it claimed or began and takes no other.
+	Slots    int  `json:"slots"`
+	Draining bool `json:"draining,omitempty"`
 	// Attempts are those that the worker still executes; it starts none that is missing here.
 	Attempts []string `json:"attempts"`
 	// Sessions saves snapshots of sessions that a stopping instance holds, by attempt-independent name.

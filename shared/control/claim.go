@@ -167,7 +167,7 @@ func (p *Plane) Begin(ctx context.Context, b Beginning) (Begun, error) {
 	}
 	if p.leads() {
 		p.mu.Lock()
-		_, err = p.register(b.Worker, "", []string{b.Agent}, 1, now)
+		_, err = p.register(b.Worker, "", []string{b.Agent}, 0, now)
 		p.mu.Unlock()
 		if err != nil {
 			return Begun{}, err

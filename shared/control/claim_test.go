@@ -294,6 +294,84 @@ func TestAHandlerThatIsCalledTwiceUnderOneKeyBeginsOnce(t *testing.T) {
 	}
 }
 
+func TestAWorkerThatBringsItsRunsIsNoPlaceForOthers(t *testing.T) {
+	places := func(d *district) (n int) {
+		for range 4 {
+			if r := d.submit(Submission{Agent: "echo"}); d.get(r.ID).State != run.Queued {
+				n++
+			}
+		}
+		return n
+	}
+	begun := func(t *testing.T) (*district, *run.Record) {
+		d := newDistrict(t, agentNamed("echo", shaped(fleet.Service)), cloudTarget("svc", fleet.Service)) // which has two slots
+		b, err := d.p.Begin(t.Context(), Beginning{Worker: "svc-1", Submission: Submission{Agent: "echo", Key: "order-1"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d, b.Run
+	}
+	beat := func(d *district, slots int, attempts ...string) {
+		d.t.Helper()
+		s, err := d.p.Beat(d.t.Context(), WorkerBeat{Worker: "svc-1", Agents: []string{"echo"}, Slots: slots, Attempts: attempts})
+		if err != nil || len(s.Attempts) != len(attempts) {
+			d.t.Fatalf("heartbeat: %+v, %v", s, err)
+		}
+	}
+	t.Run("once it has begun one", func(t *testing.T) {
+		d, _ := begun(t)
+		if n := places(d); n != 2 {
+			t.Errorf("%d of 4 runs were placed, want the 2 that the target has room for", n)
+		}
+	})
+	t.Run("and by its heartbeats", func(t *testing.T) {
+		d, r := begun(t)
+		beat(d, 0, r.ID+".1")
+		if n := places(d); n != 2 {
+			t.Errorf("%d of 4 runs were placed, want the 2 that the target has room for", n)
+		}
+	})
+	t.Run("unless it also asks for runs", func(t *testing.T) {
+		d, _ := begun(t)
+		if _, err := d.p.Lease(t.Context(), LeaseRequest{Worker: "svc-1", Agents: []string{"echo"}, Max: 1, Slots: 2}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := d.p.Begin(t.Context(), Beginning{Worker: "svc-1", Submission: Submission{Agent: "echo", Key: "order-2"}}); err != nil {
+			t.Fatal(err)
+		}
+		if w := d.p.ix.workers["svc-1"]; w.slots != 2 {
+			t.Errorf("it has %d slots, want the 2 that it asked for", w.slots)
+		}
+	})
+	t.Run("and what it has begun is lost when it falls silent", func(t *testing.T) {
+		d, r := begun(t)
+		beat(d, 0, r.ID+".1")
+		d.passing(d.p.cfg.WorkerLease + 2*time.Second)
+		if got := d.get(r.ID); got.Attempts[0].Class != run.ClassLost {
+			t.Errorf("run is %s: %+v", got.State, got.Attempts)
+		}
+	})
+	t.Run("and so is what a container of a job has claimed, though its heartbeat came first", func(t *testing.T) {
+		d := newDistrict(t, agentNamed("echo", shaped(fleet.Job)), cloudTarget("job", fleet.Job))
+		r := d.submit(Submission{Agent: "echo"})
+		a := d.last()
+		if _, err := d.b.Claim(t.Context(), Claim{Attempt: a.ID(), Worker: "exec-0", Ticket: a.Ticket}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := d.p.Beat(t.Context(), WorkerBeat{Worker: "exec-0", Agents: []string{"echo"}, Attempts: []string{a.ID()}}); err != nil {
+			t.Fatal(err)
+		}
+		d.deliver()
+		if held := d.p.Held("exec-0"); len(held) != 1 {
+			t.Fatalf("it holds %+v, want its attempt", held)
+		}
+		d.passing(d.p.cfg.WorkerLease + 2*time.Second)
+		if got := d.get(r.ID); got.Attempts[0].Class != run.ClassLost {
+			t.Errorf("run is %s: %+v", got.State, got.Attempts)
+		}
+	})
+}
+
 func TestACancelOfWhatNobodyHasClaimedIsDoneAtOnce(t *testing.T) {
 	d := newDistrict(t, agentNamed("echo"), cloudTarget("pool", fleet.Pool))
 	r := d.submit(Submission{Agent: "echo"})

@@ -180,7 +180,7 @@ func (ix *index) declared(p *Plane, obj fleet.Object) {
 	case *fleet.Target:
 		ix.world.SetNode(placement.Node{Target: o})
 		for _, w := range ix.workers {
-			if w.target == o.Name() && w.node != w.target {
+			if w.target == o.Name() && w.node != w.target && w.slots > 0 {
 				ix.world.SetNode(w.asNode(o))
 			}
 		}
@@ -458,6 +458,9 @@ func (ix *index) hold(p *Plane, r *run.Record, t *tracked) *live {
 	// A run that becomes known late may be on a worker that was given up meanwhile: somebody must miss it.
 	if l.worker != "" && ix.workers[l.worker] == nil && (l.node != l.target || p.isCloud(l.target)) {
 		p.expect(l, p.now())
+	}
+	if w := ix.workers[l.worker]; w != nil && w.slots == 0 && len(w.holds) == 0 {
+		w.target, w.node = l.target, l.node // its first word came before that of its claim
 	}
 	if w := ix.workers[l.worker]; w != nil && w.node == l.node && p.isCloud(l.target) {
 		w.holds[r.ID] = l.n // it has claimed the attempt, at whichever process

@@ -315,7 +315,7 @@ func (p *Plane) admitStored(ctx context.Context, d store.Doc) (*run.Record, erro
 
 // expect enters a worker that is known only by what it holds. It has the time of a lease to show itself; with p.mu held.
 func (p *Plane) expect(l *live, now run.Instant) {
-	w := &worker{id: l.worker, target: l.target, node: l.node, slots: 1, seen: now, alive: p.mono(), holds: make(map[string]int)}
+	w := &worker{id: l.worker, target: l.target, node: l.node, seen: now, alive: p.mono(), holds: make(map[string]int)}
 	p.ix.workers[w.id] = w
 	p.ix.leases.set(w.id, w.alive.Add(p.cfg.WorkerLease))
 }

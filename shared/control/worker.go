@@ -33,7 +33,7 @@ type worker struct {
 	target   string
 	node     string // the World's node whose attempts it takes: its own, or that of a local target
 	agents   []string
-	slots    int
+	slots    int // of its own for runs to be placed in; 0 for a worker that brings its runs, or is not known by more than them
 	draining bool
 	seen     run.Instant       // for people
 	alive    run.Instant       // last sign of life, on the monotonic clock
@@ -191,13 +191,23 @@ func (p *Plane) checkWorker(req *LeaseRequest) error {
 	return nil
 }
 
-// register enters a worker or its sign of life; with p.mu held.
+// register enters a worker or its sign of life; with p.mu held. Without slots it makes no place for runs: a known worker keeps
+// what it has, and one that is new holds what it brings and nothing else.
 func (p *Plane) register(id, target string, agents []string, slots int, now run.Instant) (*worker, error) {
 	ix := p.ix
-	if target == "" {
+	w := ix.workers[id]
+	switch {
+	case w != nil && slots == 0:
+		w.seen, w.alive = now, p.mono()
+		if w.agents == nil {
+			w.agents = slices.Clone(agents)
+		}
+		return w, nil
+	case target == "" && w != nil && p.isCloud(w.target):
+		target = w.target // it is known by what it has claimed there
+	case target == "":
 		target = openTarget
 	}
-	w := ix.workers[id]
 	if w != nil && w.target == target && w.slots == slots && slices.Equal(w.agents, agents) {
 		w.seen, w.alive = now, p.mono()
 		return w, nil
@@ -223,6 +233,8 @@ func (p *Plane) register(id, target string, agents []string, slots int, now run.
 	w.node = target
 	if t.Runtime == fleet.RuntimePoll {
 		w.node = placement.NodeName(target, id)
+	}
+	if slots > 0 && w.node != target {
 		ix.world.SetNode(w.asNode(t))
 		ix.fleetChanged = true
 	}
@@ -439,7 +451,7 @@ func (p *Plane) beatHeard(b *WorkerBeat, now run.Instant) (*worker, error) {
 		if w.draining = b.Draining; w.draining {
 			p.ix.hangUp(w)
 		}
-		if t := p.targetNamed(w.target); t != nil && w.node != w.target {
+		if t := p.targetNamed(w.target); t != nil && w.node != w.target && w.slots > 0 {
 			p.ix.world.SetNode(w.asNode(t))
 		}
 	}
