@@ -77,7 +77,7 @@ func newPlatform(t *testing.T) *platform {
 	t.Helper()
 	p := &platform{t: t, metadata: make(map[server.Role]string)}
 	var tokens []server.Token
-	for _, role := range []server.Role{server.Submitter, server.Worker, server.Admin} {
+	for _, role := range []server.Role{server.Submitter, server.Worker, server.Edge, server.Admin} {
 		token := identityOf(role)
 		tokens = append(tokens, server.Token{Name: string(role), SHA256: server.HashToken(token), Role: role})
 		srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -298,14 +298,14 @@ func TestIntakeRefuses(t *testing.T) {
 
 func TestTick(t *testing.T) {
 	p := newPlatform(t)
-	if status, got := post[api.Ticked](t, p.function("tick", server.Worker), ""); status != 200 || !got.Leader {
+	if status, got := post[api.Ticked](t, p.function("tick", server.Edge), ""); status != 200 || !got.Leader {
 		t.Errorf("status %d, %+v", status, got)
 	}
 }
 
 func TestDeadLetters(t *testing.T) {
 	p := newPlatform(t)
-	url := p.function("deadletter", server.Worker)
+	url := p.function("deadletter", server.Edge)
 	given := func(id, attributes, from string) string {
 		return pushWith(id, `{"order":7}`, attributes+`,"CloudPubSubDeadLetterSourceSubscription":"`+from+`","CloudPubSubDeadLetterSourceSubscriptionProject":"p",`+
 			`"CloudPubSubDeadLetterSourceDeliveryCount":"5","CloudPubSubDeadLetterSourceTopicPublishTime":"2026-02-19T10:00:00.000+00:00"`, "projects/p/subscriptions/errand-deadletter")

@@ -5,7 +5,7 @@ locals {
   functions = toset(concat(["intake", "tick", "deadletter"], var.notify == null ? [] : ["notify"]))
 
   # What those that call the control plane are there. Events go to the outside alone.
-  function_role = { intake = "submitter", tick = "worker", deadletter = "worker" }
+  function_role = { intake = "submitter", tick = "edge", deadletter = "edge" }
 
   function_env = {
     for name in local.functions :

@@ -157,8 +157,8 @@ variable "auth" {
   EOT
 
   validation {
-    condition     = alltrue([for p in var.auth.principals : contains(["viewer", "submitter", "approver", "operator", "admin", "worker"], p.role)])
-    error_message = "A role is viewer, submitter, approver, operator, admin or worker."
+    condition     = alltrue([for p in var.auth.principals : contains(["viewer", "submitter", "approver", "operator", "admin", "worker", "edge"], p.role)])
+    error_message = "A role is viewer, submitter, approver, operator, admin, worker or edge."
   }
   validation {
     condition     = alltrue([for p in var.auth.principals : length([for v in [p.email, p.emailDomain, p.subject, p.group] : v if v != null]) == 1])

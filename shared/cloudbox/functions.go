@@ -19,7 +19,7 @@ import (
 )
 
 // functionRoles are the functions of the box, and what the control plane lets each do.
-var functionRoles = map[string]server.Role{"tick": server.Worker, "deadletter": server.Operator}
+var functionRoles = map[string]server.Role{"tick": server.Edge, "deadletter": server.Edge}
 
 // tickEvery is the grain of the schedule that calls tick.
 const tickEvery = time.Minute

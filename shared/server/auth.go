@@ -23,10 +23,11 @@ const (
 	Operator  Role = "operator"  // all of these, and the fleet
 	Admin     Role = "admin"
 	Worker    Role = "worker" // executes attempts, and reads nothing
+	Edge      Role = "edge"   // ticks and hands in dead letters, as the functions of an installation do, and reads nothing
 )
 
 // Roles lists every role.
-func Roles() []Role { return []Role{Viewer, Submitter, Approver, Operator, Admin, Worker} }
+func Roles() []Role { return []Role{Viewer, Submitter, Approver, Operator, Admin, Worker, Edge} }
 
 // right is what an operation asks for.
 type right int
@@ -39,6 +40,8 @@ const (
 	operate              // hold and release runs of one's tenants
 	govern               // change the fleet, which all tenants share: needs all tenants
 	work                 // lease and execute runs of any tenant: needs all tenants
+	tend                 // tick, and hand in what a broker has given up, of any tenant: needs all tenants
+	handBack             // give back an attempt whose hand-over came to nobody; its ticket says which
 	attempt              // the token of the attempt itself
 )
 
@@ -46,9 +49,10 @@ var rights = map[Role][]right{
 	Viewer:    {view},
 	Submitter: {view, submit},
 	Approver:  {view, approve},
-	Operator:  {view, submit, approve, operate, govern, work},
-	Admin:     {view, submit, approve, operate, govern, work},
-	Worker:    {work},
+	Operator:  {view, submit, approve, operate, govern, work, tend, handBack},
+	Admin:     {view, submit, approve, operate, govern, work, tend, handBack},
+	Worker:    {work, handBack},
+	Edge:      {tend, handBack},
 }
 
 // Principal is who asks.
@@ -71,7 +75,7 @@ func (p *Principal) may(r right) error {
 	if !slices.Contains(rights[p.Role], r) {
 		return problem(http.StatusForbidden, api.CodeForbidden, "%s has the role %s, which does not allow this", p.Name, p.Role)
 	}
-	if (r == govern || r == work) && !p.everywhere() {
+	if (r == govern || r == work || r == tend || r == handBack) && !p.everywhere() {
 		return problem(http.StatusForbidden, api.CodeForbidden, "%s is limited to tenants %s; this concerns all of them", p.Name, strings.Join(p.Tenants, ", "))
 	}
 	return nil
@@ -101,6 +105,8 @@ func (p *Principal) Check() error {
 		return errors.New("an empty list of tenants allows nothing; leave it out for all")
 	case p.Role == Worker && p.Tenants != nil:
 		return errors.New("a worker executes runs of all tenants; leave tenants out, and limit it by agents")
+	case p.Role == Edge && p.Tenants != nil:
+		return errors.New("what ticks and hands in dead letters is of all tenants; leave tenants out")
 	case p.Agents != nil && len(p.Agents) == 0:
 		return errors.New("an empty list of agents allows nothing; leave it out for all")
 	case p.Agents != nil && p.Role != Worker:

@@ -36,7 +36,7 @@ func (s *Server) triggerDoors() {
 	}, s.postMessage)
 
 	s.plain(door{
-		method: "POST", path: "/v1/deadletters", id: "recordDeadLetter", tag: "triggers", need: work, status: 201, also: []int{200},
+		method: "POST", path: "/v1/deadletters", id: "recordDeadLetter", tag: "triggers", need: tend, status: 201, also: []int{200},
 		summary: "Keep a message that a broker has given up, once.",
 		body:    api.NewDeadLetter{}, answer: api.DeadLetter{}, errors: []int{400, 413, 415, 503},
 	}, s.recordDeadLetter)

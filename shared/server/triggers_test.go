@@ -243,11 +243,13 @@ func TestDeadLettersAreForWhoeverSeesAllTenants(t *testing.T) {
 		token                Token
 		list, record, replay int
 	}{
-		"a viewer":               {Token{Role: Viewer}, 200, 403, 403},
-		"a viewer of one tenant": {Token{Role: Viewer, Tenants: []string{"acme"}}, 403, 403, 403},
-		"a worker":               {Token{Role: Worker}, 403, 201, 403},
-		"an operator":            {Token{Role: Operator}, 200, 201, 201},
-		"an operator of one":     {Token{Role: Operator, Tenants: []string{"acme"}}, 403, 403, 403},
+		"a viewer":                {Token{Role: Viewer}, 200, 403, 403},
+		"a viewer of one tenant":  {Token{Role: Viewer, Tenants: []string{"acme"}}, 403, 403, 403},
+		"a worker":                {Token{Role: Worker}, 403, 403, 403},
+		"a worker of one agent":   {Token{Role: Worker, Agents: []string{"echo"}}, 403, 403, 403},
+		"the deadletter function": {Token{Role: Edge}, 403, 201, 403},
+		"an operator":             {Token{Role: Operator}, 200, 201, 201},
+		"an operator of one":      {Token{Role: Operator, Tenants: []string{"acme"}}, 403, 403, 403},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

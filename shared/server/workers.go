@@ -39,12 +39,12 @@ func (s *Server) workerDoors() {
 		body:    api.Claim{}, answer: api.Lease{}, errors: []int{400, 403, 404, 409, 413, 415, 503},
 	}, s.claimAttempt)
 	s.plain(door{
-		method: "POST", path: "/v1/attempts/{id}:undelivered", id: "attemptUndelivered", tag: "workers", need: work,
+		method: "POST", path: "/v1/attempts/{id}:undelivered", id: "attemptUndelivered", tag: "workers", need: handBack,
 		summary: "An attempt's hand-over came to nobody and will not: the attempt is given back, unless it was claimed.",
 		body:    api.Undelivered{}, status: 204, errors: []int{400, 403, 404, 413, 415, 503},
 	}, s.attemptUndelivered)
 	s.plain(door{
-		method: "POST", path: "/v1/tick", id: "tick", tag: "workers", need: work,
+		method: "POST", path: "/v1/tick", id: "tick", tag: "workers", need: tend,
 		summary: "Look at what is due and may have been missed. Early, late and doubled ticks do no harm.",
 		answer:  api.Ticked{}, errors: []int{503},
 	}, s.tick)
