@@ -271,7 +271,7 @@ func TestABatchOfReportsIsOneCommit(t *testing.T) {
 		reports = append(reports,
 			runtime.Report{Type: runtime.Started, Run: r.ID, N: 1, Worker: "w1"},
 			runtime.Report{Type: runtime.Completed, Run: r.ID, N: 1, Worker: "w1"},
-			runtime.Report{Type: runtime.Completed, Run: r.ID, N: 1, Worker: "w1"})
+			runtime.Report{Type: runtime.Failed, Run: r.ID, N: 1, Worker: "w1"})
 	}
 	h.lease("w1", 10, "echo")
 	counted := &counting{Store: h.p.store}

@@ -1,6 +1,7 @@
 package control
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -379,8 +380,12 @@ func (p *Plane) standing(r *runtime.Report, res *runtime.Result, now run.Instant
 // reported is the edit that a report makes.
 func (p *Plane) reported(r *runtime.Report) edit {
 	return edit{id: r.Run, decide: func(ctx context.Context, rec *run.Record, now run.Instant) (draft, error) {
-		// 1. Fenced: of another attempt, or the run has moved on.
+		// 1. Fenced: of another attempt, or the run has moved on. What stands already is answered as done: the first answer
+		//    was lost.
 		if !rec.Live() || rec.Attempt != r.N {
+			if stands, err := p.stands(ctx, rec, r); stands || err != nil {
+				return draft{}, err
+			}
 			return draft{}, fmt.Errorf("attempt %s reports %s, but the run is %s in attempt %d: %w", runtime.AttemptID(r.Run, r.N), r.Type, rec.State, rec.Attempt, run.ErrFenced)
 		}
 		var d draft
@@ -416,6 +421,18 @@ func (p *Plane) reported(r *runtime.Report) edit {
 		}
 		return d, nil
 	}}
+}
+
+// stands reports whether the result of a report is the one that its attempt has ended the run with.
+func (p *Plane) stands(ctx context.Context, rec *run.Record, r *runtime.Report) (bool, error) {
+	if r.Type != runtime.Completed || rec.State != run.Succeeded || rec.Attempt != r.N || len(r.Output) != rec.Output.Size {
+		return false, nil
+	}
+	recorded, err := p.Value(ctx, rec.Output)
+	if errors.Is(err, ErrValueGone) {
+		return false, nil
+	}
+	return err == nil && (len(r.Output) == 0 || bytes.Equal(recorded, r.Output)), err
 }
 
 // vouches reports whether a report means that nothing of its attempt can act any more. Whoever tells a result or a failure

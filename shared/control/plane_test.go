@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -36,6 +37,39 @@ func TestARunGoesFromSubmitToResult(t *testing.T) {
 	}
 	if n := h.p.ix.world.Runs(); n != 0 {
 		t.Fatalf("%d slots in use afterwards", n)
+	}
+}
+
+func TestAResultThatIsToldAgainIsDone(t *testing.T) {
+	large := json.RawMessage(`"` + strings.Repeat("x", run.MaxInline) + `"`)
+	for name, tt := range map[string]struct {
+		first, again json.RawMessage
+		fenced       bool
+	}{
+		"the same output":       {first: json.RawMessage(`{"b":2}`), again: json.RawMessage(`{"b":2}`)},
+		"the same large output": {first: large, again: large},
+		"the same, of nothing":  {},
+		"another output":        {first: json.RawMessage(`{"b":2}`), again: json.RawMessage(`{"b":3}`), fenced: true},
+		"another large output":  {first: large, again: json.RawMessage(strings.ToUpper(string(large))), fenced: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHouse(t, agentNamed("echo"))
+			r := h.submit(Submission{Agent: "echo"})
+			h.lease("w1", 5, "echo")
+			if res := h.report(runtime.Report{Type: runtime.Completed, Run: r.ID, N: 1, Output: tt.first}); res.Err != nil {
+				t.Fatal(res.Err)
+			}
+			seq := h.get(r.ID).Seq
+			if res := h.report(runtime.Report{Type: runtime.Completed, Run: r.ID, N: 1, Output: tt.again}); errors.Is(res.Err, run.ErrFenced) != tt.fenced || !tt.fenced && res.Err != nil {
+				t.Errorf("the second time: %v", res.Err)
+			}
+			if got := h.get(r.ID); got.Seq != seq {
+				t.Errorf("%d events, want %d: it changes nothing", got.Seq, seq)
+			}
+			if res := h.report(runtime.Report{Type: runtime.Completed, Run: r.ID, N: 2, Output: tt.first}); !errors.Is(res.Err, run.ErrFenced) {
+				t.Errorf("another attempt: %v", res.Err)
+			}
+		})
 	}
 }
 
