@@ -362,10 +362,31 @@ func TestAnAttemptOutlivesItsCaller(t *testing.T) {
 	}
 }
 
-func TestAnAttemptWithoutATokenEndsWithItsCaller(t *testing.T) {
+func TestAnAttemptThatCannotBeRecordedIsNotExecuted(t *testing.T) {
+	for name, headers := range map[string][]string{
+		"without a token":                    nil,
+		"with the caller's identity instead": {"Authorization", "Bearer identity"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newSite(t, newFake(), nil, func(context.Context, *Run, any) (any, error) {
+					t.Error("it is executed")
+					return nil, nil
+				})
+				got, err := s.post(t.Context(), "/run", `{"run":"r1","attempt":"made-up.1","input":1}`, headers...)
+				if err != nil || got.Status != http.StatusUnauthorized || !strings.Contains(got.Body, "X-Errand-Token") || !strings.Contains(got.Body, "made-up.1") {
+					t.Errorf("answered %+v, %v; want 401, and what is missing", got, err)
+				}
+				s.end()
+			})
+		})
+	}
+}
+
+func TestAnAttemptWithoutAServerEndsWithItsCaller(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cause := make(chan error, 1)
-		s := newSite(t, newFake(), nil, func(ctx context.Context, _ *Run, _ any) (any, error) {
+		s := newSite(t, newFake(), map[string]string{EnvURL: ""}, func(ctx context.Context, _ *Run, _ any) (any, error) {
 			<-ctx.Done()
 			cause <- context.Cause(ctx)
 			return nil, ctx.Err()

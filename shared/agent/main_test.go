@@ -297,10 +297,10 @@ func TestHTTP(t *testing.T) {
 	case a := <-first:
 		t.Fatalf("a run for the only slot, which is free: %d %s", a.Status, a.Body)
 	}
-	if status, _ = post(t, url+"/run", "", document("r1.3", "")); status != 409 {
+	if status, _ = post(t, url+"/run", l.Token, document("r1.3", "")); status != 409 {
 		t.Errorf("the same attempt again: %d; want 409", status)
 	}
-	if status, _ = post(t, url+"/run", "", document("r1.4", "")); status != 503 {
+	if status, _ = post(t, url+"/run", l.Token, document("r1.4", "")); status != 503 {
 		t.Errorf("beyond the slots: %d; want 503", status)
 	}
 	close(hold)

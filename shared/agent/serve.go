@@ -213,13 +213,15 @@ func (s *server) run(w http.ResponseWriter, req *http.Request) {
 		problem(w, http.StatusBadRequest, api.CodeInvalid, err.Error())
 		return
 	}
-	token := req.Header.Get(headerToken)
-	if token == "" {
-		token, _ = strings.CutPrefix(req.Header.Get("Authorization"), "Bearer ")
-	}
+	token := s.tokenOf(req)
 	reporter, err := s.reporters.to(doc.URL)
 	if err != nil {
 		problem(w, http.StatusBadRequest, api.CodeInvalid, err.Error())
+		return
+	}
+	if token == "" && reporter.box != nil {
+		problem(w, http.StatusUnauthorized, api.CodeUnauthorized, fmt.Sprintf("the request carries no token of attempt %.80q, so nothing of it could be "+
+			"recorded: attempts come from the control plane, with their token in %s; a call of one's own is a request whose body is the input", doc.Attempt, headerToken))
 		return
 	}
 	// 2. A slot, once per attempt.
@@ -242,6 +244,15 @@ func (s *server) run(w http.ResponseWriter, req *http.Request) {
 		return
 	}
 	watch.answer(w, result.document())
+}
+
+// tokenOf is the token of the attempt that a request brings. On a platform Authorization says who calls, and is none.
+func (s *server) tokenOf(req *http.Request) string {
+	token := req.Header.Get(headerToken)
+	if token == "" && s.env.tokens == nil {
+		token, _ = strings.CutPrefix(req.Header.Get("Authorization"), "Bearer ")
+	}
+	return token
 }
 
 // isDocument tells a document from the input of a call. What is neither is taken for a document, whose reader says what

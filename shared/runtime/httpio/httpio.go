@@ -70,8 +70,8 @@ type Call struct {
 	URL      string
 	Attempt  *runtime.Assignment
 	Document []byte
-	// Identity is the bearer token for a server that asks who calls. With one the attempt's token is in HeaderToken, else
-	// in Authorization.
+	// Identity is the bearer token for a server that asks who calls. The attempt's token is in HeaderToken, and without an
+	// Identity in Authorization too.
 	Identity string
 	// Each takes what a stream of events reports before its answer, without run and number; nil passes over it. Do calls
 	// it in order and reads on when it returns.
@@ -98,14 +98,12 @@ func (c *Call) do(ctx context.Context, client *http.Client) runtime.Report {
 	request.GetBody = nil
 	request.Header.Set("Content-Type", "application/json")
 	request.Header.Set("Accept", "application/json, text/event-stream;q=0.9, text/plain;q=0.5")
-	switch token := c.Attempt.Token; {
-	case c.Identity != "":
-		request.Header.Set("Authorization", "Bearer "+c.Identity)
-		if token != "" {
-			request.Header.Set(HeaderToken, token)
-		}
-	case token != "":
+	if token := c.Attempt.Token; token != "" {
+		request.Header.Set(HeaderToken, token)
 		request.Header.Set("Authorization", "Bearer "+token)
+	}
+	if c.Identity != "" {
+		request.Header.Set("Authorization", "Bearer "+c.Identity)
 	}
 	if c.Attempt.Trace != "" {
 		request.Header.Set("traceparent", c.Attempt.Trace)

@@ -107,7 +107,7 @@ func TestStreamIsReadAsItComes(t *testing.T) {
 
 func TestIdentityAndAttempt(t *testing.T) {
 	for name, tt := range map[string]struct{ identity, authorization, token string }{
-		"a caller without identity authorizes with the attempt's token":      {"", "Bearer of-attempt", ""},
+		"a caller without identity authorizes with the attempt's token too":  {"", "Bearer of-attempt", "of-attempt"},
 		"a caller with identity sends the attempt's token in its own header": {"of-caller", "Bearer of-caller", "of-attempt"},
 	} {
 		t.Run(name, func(t *testing.T) {
