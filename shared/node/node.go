@@ -95,7 +95,8 @@ type Node struct {
 	headroom    []byte
 	serving     chan struct{}  // closed when serveErr is there
 	err         error          // of serving
-	beside      sync.WaitGroup // serving metrics
+	beside      sync.WaitGroup // serving metrics, asking the bus
+	reach       *reach         // nil for a bus that is always there
 }
 
 // headroom is memory that is never touched, and so takes none of the machine's, but counts for the collector: it lets a
@@ -158,10 +159,13 @@ func Start(ctx context.Context, o Options) (_ *Node, err error) {
 	if n.cloud != nil {
 		n.cloud.SetReporter(n.plane)
 	}
+	if b, ok := o.Bus.(reachable); ok {
+		n.reach = &reach{bus: b, log: o.Logger}
+	}
 	// 3. The door, before the first decision: workers that are started report to it.
 	n.server, err = server.New(server.Options{
 		Plane: n.plane, Auth: n.o.Auth, Loopback: o.Auth == nil, As: o.As, Logger: o.Logger,
-		Version: version.Get().Version, Store: o.Store.Describe(), Metrics: storeMetrics(o.Store),
+		Version: version.Get().Version, Store: o.Store.Describe(), Metrics: storeMetrics(o.Store), BusOut: n.reach.out,
 	})
 	if err != nil {
 		return nil, err
@@ -178,6 +182,9 @@ func Start(ctx context.Context, o Options) (_ *Node, err error) {
 		defer close(n.serving)
 		n.err = n.server.Serve(serveCtx, o.Listener, httpGrace)
 	}()
+	if n.reach != nil {
+		n.beside.Go(func() { n.reach.watch(serveCtx) })
+	}
 	if o.Metrics != nil {
 		n.beside.Go(func() {
 			if err := n.server.ServeMetrics(serveCtx, o.Metrics); err != nil {

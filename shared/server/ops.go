@@ -46,6 +46,9 @@ func (s *Server) opsDoors() {
 			health := Health{Status: "ok"}
 			if h.name == "ready" {
 				health.Leader, health.Epoch = s.plane.Health()
+				if s.opts.BusOut != nil && s.opts.BusOut() {
+					health.Bus = "unreachable"
+				}
 			}
 			return writeJSON(w, http.StatusOK, health)
 		})
@@ -74,6 +77,8 @@ type Health struct {
 	// Of /health/ready: whether this process decides, and the number of the newest lease that it held.
 	Leader bool  `json:"leader,omitempty"`
 	Epoch  int64 `json:"epoch,omitempty"`
+	// Bus is "unreachable" while the bus does not answer. The process is ready all the same: what it takes is in the store.
+	Bus string `json:"bus,omitempty"`
 }
 
 func (s *Server) ready() error {

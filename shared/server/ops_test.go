@@ -49,6 +49,13 @@ func TestHealth(t *testing.T) {
 	}
 }
 
+func TestReadinessTellsOfABusThatIsOut(t *testing.T) {
+	s := newSite(t, func(o *Options) { o.BusOut = func() bool { return true } })
+	if r := s.do("GET", "/health/ready", ""); r.StatusCode != 200 || string(r.body) != `{"status":"ok","leader":true,"epoch":3,"bus":"unreachable"}`+"\n" {
+		t.Errorf("%d %s; want it to serve, and to say so", r.StatusCode, r.body)
+	}
+}
+
 func TestVersionAndStats(t *testing.T) {
 	s := newSite(t)
 	if v := into[api.Version](t, s.do("GET", "/v1/version", "")); v.Version != "v0" || v.Store != "memory" || !v.Leader || v.Epoch != 3 || v.Started.IsZero() {

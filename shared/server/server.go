@@ -31,6 +31,8 @@ type Options struct {
 	Logger *slog.Logger
 	// Version and Store describe the process in /v1/version: Store is the driver, its place and its sync policy.
 	Version, Store string
+	// BusOut reports whether the bus is out of reach, for /health/ready to say; nil where there is none.
+	BusOut func() bool
 	// Metrics are served besides the server's own.
 	Metrics []prometheus.Collector
 

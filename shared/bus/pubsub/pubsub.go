@@ -45,7 +45,10 @@ import (
 	"time"
 
 	"cloud.google.com/go/pubsub/v2"
+	"cloud.google.com/go/pubsub/v2/apiv1/pubsubpb"
 	"google.golang.org/api/option"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/errand-run/errand/shared/bus"
 )
@@ -197,6 +200,31 @@ func (b *Bus) Describe() string {
 		where = " at the emulator " + host
 	}
 	return fmt.Sprintf("Pub/Sub of project %s, topics %s-*%s", b.opts.Project, b.opts.Prefix, where)
+}
+
+// reachTime bounds the wait of Reach.
+const reachTime = 5 * time.Second
+
+// Reach asks whether the service answers, by one request, and waits five seconds at most. That it answers is all that
+// counts: whether a topic is there, and who may use it, shows when it is used.
+func (b *Bus) Reach(ctx context.Context) error {
+	if err := b.enter(); err != nil {
+		return fmt.Errorf("reach %s: %w", b.Describe(), err)
+	}
+	defer b.leave()
+	ctx, cancel := context.WithTimeout(ctx, reachTime)
+	defer cancel()
+	_, err := b.client.TopicAdminClient.GetTopic(ctx, &pubsubpb.GetTopicRequest{Topic: b.topicName(bus.Control)})
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil, status.Code(err) == codes.Unavailable, status.Code(err) == codes.DeadlineExceeded:
+		return fmt.Errorf("%s does not answer: %w", b.Describe(), err)
+	}
+	if _, answered := status.FromError(err); !answered {
+		return fmt.Errorf("%s cannot be asked: %w", b.Describe(), err)
+	}
+	return nil
 }
 
 // enter keeps the client for the time of a call; leave gives it back.

@@ -2,6 +2,7 @@ package pubsub
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -159,4 +160,29 @@ func next[T any](t *testing.T, c <-chan T, what string) T {
 		t.Fatalf("%s did not come within %v", what, patience)
 		panic("unreachable")
 	}
+}
+
+func TestReach(t *testing.T) {
+	t.Run("a service without our topics answers", func(t *testing.T) {
+		if err := newFake(t).open(t, Options{}).Reach(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("one that is not there does not, and says where it should be", func(t *testing.T) {
+		br := newFake(t)
+		b := br.open(t, Options{})
+		_ = br.fake.Close()
+		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+		defer cancel()
+		if err := b.Reach(ctx); err == nil || !strings.Contains(err.Error(), br.project) {
+			t.Errorf("%v; want an error that names the project", err)
+		}
+	})
+	t.Run("a bus that was closed says so", func(t *testing.T) {
+		b := newFake(t).open(t, Options{})
+		_ = b.Close()
+		if err := b.Reach(t.Context()); !errors.Is(err, bus.ErrClosed) {
+			t.Error(err)
+		}
+	})
 }
