@@ -107,7 +107,7 @@ func (e *environment) begin(ctx context.Context, client *api.Client, log *slog.L
 		b.Completions = &t.completions
 	}
 	if t.execution == "" {
-		b.Key, b.Index = "by-hand/"+rand.Text(), nil
+		b.Key, b.Index, b.Completions = "by-hand/"+rand.Text(), nil, nil
 	} else {
 		b.Key = t.execution + "/" + strconv.Itoa(t.index)
 	}

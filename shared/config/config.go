@@ -124,6 +124,10 @@ func Load(ctx context.Context, lookup func(string) (string, bool)) (*Server, err
 			fault("ERRAND_AUTH", s.Auth, "%v", err)
 		}
 	}
+	if clouds > 0 && s.Auth == AuthLoopback {
+		fault("ERRAND_AUTH", s.Auth, "agents on Cloud Run call from other machines and are let in by their identity, while loopback serves this machine "+
+			"alone and lets everybody in; want oidc:FILE with the issuer https://accounts.google.com, or tokens:FILE")
+	}
 	if len(s.SigningKeys) > maxKeyFiles || slices.Contains(s.SigningKeys, "") {
 		fault("ERRAND_SIGNING_KEYS", strings.Join(s.SigningKeys, ","), "want FILE[,FILE], %d at most, the one that signs first", maxKeyFiles)
 	}

@@ -41,8 +41,12 @@ func TestLoad(t *testing.T) {
 			wantErrors: []string{`PORT="http"`, `ERRAND_STORE="postgres:x": want sqlite:FILE or memory or firestore:PROJECT/DATABASE`, `ERRAND_BUS="nats"`, `ERRAND_RUNTIME="k8s"`, `ERRAND_AUTH="none"`},
 		},
 		"Cloud Run beside this machine": {
-			env:         map[string]string{"ERRAND_RUNTIME": "local,cloudrun:p/europe-west1", "ERRAND_URL": "https://errand.example.com", "ERRAND_RUN_ENDPOINT": "127.0.0.1:9"},
-			wantAddress: "127.0.0.1:8080",
+			env:         map[string]string{"ERRAND_RUNTIME": "local,cloudrun:p/europe-west1", "ERRAND_URL": "https://errand.example.com", "ERRAND_RUN_ENDPOINT": "127.0.0.1:9", "ERRAND_AUTH": "oidc:auth.yaml"},
+			wantAddress: ":8080",
+		},
+		"Cloud Run without a login is refused": {
+			env:        map[string]string{"ERRAND_RUNTIME": "cloudrun:p/europe-west1", "ERRAND_URL": "https://errand.example.com"},
+			wantErrors: []string{`ERRAND_AUTH="loopback"`, "oidc:FILE"},
 		},
 		"what is there twice, or contradicts itself, or names no place": {
 			env: map[string]string{

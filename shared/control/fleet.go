@@ -384,6 +384,9 @@ func (p *Plane) Apply(ctx context.Context, objects []fleet.Object, opts ApplyOpt
 	if err := p.refresh(ctx); err != nil {
 		return nil, fmt.Errorf("apply: %w", err)
 	}
+	if faults := p.agentsMissing(objects, seen, opts.Prune); len(faults) > 0 {
+		return nil, &Refusal{Code: CodeInvalid, Detail: "nothing was applied", Faults: faults}
+	}
 	results := make([]Applied, 0, len(objects))
 	unit := store.Unit{Token: p.newID()}
 	var changed []*declaration

@@ -68,6 +68,20 @@ func (p *Plane) hookAt(path string) (Hook, bool) {
 	return Hook{}, false
 }
 
+// agentsMissing finds triggers of a set whose agent is neither in the set nor stays declared beside it: each of their
+// messages would fail.
+func (p *Plane) agentsMissing(objects []fleet.Object, given map[string]bool, prune bool) []Fault {
+	var faults []Fault
+	for _, o := range objects {
+		t, ok := o.(*fleet.Trigger)
+		if !ok || t.Run.Agent == "" || given[declaredID(fleet.KindAgent, t.Run.Agent)] || !prune && p.declared.get(fleet.KindAgent, t.Run.Agent) != nil {
+			continue
+		}
+		faults = append(faults, Fault{"Trigger " + t.Name() + ": spec.run.agent", fmt.Sprintf("there is no agent %s; declare it first, or in the same call", t.Run.Agent)})
+	}
+	return faults
+}
+
 // pathsTaken finds triggers of a set, and of what stays declared beside it, that want the same path.
 func (p *Plane) pathsTaken(objects []fleet.Object) []Fault {
 	given := make(map[string]bool)

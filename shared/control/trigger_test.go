@@ -205,8 +205,11 @@ func TestOverloadIsNoPoison(t *testing.T) {
 }
 
 func TestCountIsForgottenWhenTheMessageIsTaken(t *testing.T) {
-	h := newHouse(t, ordersTrigger())
+	h := newHouse(t, agentNamed("clerk"), ordersTrigger())
 	a := Arrived{Trigger: "orders", Message: messageOf("1", `{}`)}
+	if err := h.p.Delete(t.Context(), fleet.KindAgent, "clerk", 0, "ann"); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := h.take(a); codeOf(err) != CodeNotFound {
 		t.Fatalf("without its agent: %v", err)
 	}
@@ -355,7 +358,7 @@ func TestOnePathOneTrigger(t *testing.T) {
 	hook := func(name, path string) *fleet.Trigger {
 		return &fleet.Trigger{Meta: fleet.Meta{Name: name}, HTTP: &fleet.HTTPSource{Path: path, SecretRef: "env:KEY"}, Run: fleet.TriggerRun{Agent: "clerk"}}
 	}
-	h := newHouse(t, hook("a", "paid"))
+	h := newHouse(t, agentNamed("clerk"), hook("a", "paid"))
 	for name, set := range map[string][]fleet.Object{
 		"taken by one that is declared": fleetOf(hook("b", "paid")),
 		"twice in a set":                fleetOf(hook("b", "other"), hook("c", "other")),
@@ -373,5 +376,32 @@ func TestOnePathOneTrigger(t *testing.T) {
 	}
 	if _, err := h.p.HookAt(t.Context(), "none"); codeOf(err) != CodeNotFound {
 		t.Errorf("at none: %v", err)
+	}
+}
+
+func TestATriggerWithoutItsAgentIsRefused(t *testing.T) {
+	for name, tt := range map[string]struct {
+		there, set []fleet.Object
+		prune      bool
+		refused    bool
+	}{
+		"when there is none":               {set: fleetOf(ordersTrigger()), refused: true},
+		"not when it is declared":          {there: fleetOf(agentNamed("clerk")), set: fleetOf(ordersTrigger())},
+		"not when it comes with it":        {set: fleetOf(ordersTrigger(), agentNamed("clerk"))},
+		"when the call also takes it out":  {there: fleetOf(agentNamed("clerk")), set: fleetOf(ordersTrigger()), prune: true, refused: true},
+		"when it is another that is there": {there: fleetOf(agentNamed("other")), set: fleetOf(ordersTrigger()), refused: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHouse(t, tt.there...)
+			_, err := h.p.Apply(t.Context(), tt.set, ApplyOptions{Prune: tt.prune})
+			switch {
+			case !tt.refused && err != nil:
+				t.Error(err)
+			case tt.refused && (codeOf(err) != CodeInvalid || !strings.Contains(err.Error(), "Trigger orders: spec.run.agent") || !strings.Contains(err.Error(), "clerk")):
+				t.Errorf("%v; want it refused, and where", err)
+			case tt.refused && h.p.declared.get(fleet.KindTrigger, "orders") != nil:
+				t.Error("it was applied")
+			}
+		})
 	}
 }

@@ -91,6 +91,8 @@ func TestBeginningARun(t *testing.T) {
 		"an execution without an index": `{"agent":"echo","worker":"w","execution":"e"}`,
 		"an index without an execution": `{"agent":"echo","worker":"w","index":1}`,
 		"an index below zero":           `{"agent":"echo","worker":"w","execution":"e","index":-1}`,
+		"an index beyond the last":      `{"agent":"echo","worker":"w","execution":"e","index":5,"completions":5}`,
+		"completions of no task":        `{"agent":"echo","worker":"w","completions":5}`,
 		"no completions":                `{"agent":"echo","worker":"w","execution":"e","index":0,"completions":0}`,
 		"restarts without end":          `{"agent":"echo","worker":"w","execution":"e","index":0,"restarts":100000}`,
 	} {

@@ -205,6 +205,10 @@ func (s *Server) beginRun(w http.ResponseWriter, r *http.Request) error {
 		return invalidAt("body.index", "%d; want 0 to %d", *q.Index, maxTasks-1)
 	case q.Completions != nil && (*q.Completions < 1 || *q.Completions > maxTasks):
 		return invalidAt("body.completions", "%d; want 1 to %d", *q.Completions, maxTasks)
+	case q.Completions != nil && q.Index == nil:
+		return invalidAt("body.completions", "%d completions without an index: give both for a task of a job", *q.Completions)
+	case q.Completions != nil && *q.Index >= *q.Completions:
+		return invalidAt("body.index", "%d of %d completions; indexes count from 0, so the last one is %d", *q.Index, *q.Completions, *q.Completions-1)
 	case q.Restarts < 0 || q.Restarts > maxRestarts:
 		return invalidAt("body.restarts", "%d; want 0 to %d", q.Restarts, maxRestarts)
 	}
