@@ -183,7 +183,7 @@ func (p *Plane) childOf(ctx context.Context, parent *run.Record, stage string, i
 	spec := run.Spec{
 		ID: childID(parent.ID, stage, item), Tenant: parent.Tenant, Priority: parent.Priority, Labels: parent.Labels, Hash: c.hash(maxAtOnce),
 		Unit: c.Unit, CreatedAt: now, Deadline: parent.Deadline, Parent: parent.ID, Root: parent.Root, Stage: stage, Item: item,
-		Depth: parent.Depth + 1, Mode: c.Mode, Of: c.Of, Trace: parent.Trace, BudgetUSD: parent.BudgetUSD, BudgetToken: parent.BudgetToken,
+		Depth: parent.Depth + 1, Requester: parent.Requester, Latest: parent.Latest, Mode: c.Mode, Of: c.Of, Trace: parent.Trace, BudgetUSD: parent.BudgetUSD, BudgetToken: parent.BudgetToken,
 	}
 	if spec.Root == "" {
 		spec.Root = parent.ID

@@ -109,7 +109,7 @@ func TestWhatUnitsCost(t *testing.T) {
 		},
 		"thirty purges ask once for each kind": {
 			given: owned, units: purges,
-			want: Stats{Reads: 30 + 9, Deletes: 60, Requests: map[string]int64{"RunQuery": 10, "Commit": 30}},
+			want: Stats{Reads: 30 + 10, Deletes: 60, Requests: map[string]int64{"RunQuery": 11, "Commit": 30}},
 		},
 	}
 	for title, c := range cases {
