@@ -29,6 +29,9 @@ type Options struct {
 	Audience string
 	// Tenant is put into submissions and filters that name none.
 	Tenant string
+	// As and Groups say who asks, to a server without login: people on one machine have no other names.
+	As     string
+	Groups []string
 	// HTTP sends the requests; nil for a client tuned for many small calls to one host. Its Timeout must be zero: calls
 	// bound themselves, and a long poll outlasts a plain one.
 	HTTP *http.Client
@@ -58,6 +61,8 @@ type Client struct {
 	tokens    TokenSource
 	audience  string
 	tenant    string
+	as        string
+	groups    string
 	http      *http.Client
 	userAgent string
 	timeout   time.Duration
@@ -80,6 +85,7 @@ func NewClient(o Options) (*Client, error) {
 	}
 	c := &Client{
 		base: base, token: o.Token, tokens: o.Tokens, audience: cmp.Or(o.Audience, base), tenant: o.Tenant, http: o.HTTP,
+		as: o.As, groups: strings.Join(o.Groups, ","),
 		userAgent: o.UserAgent, timeout: o.Timeout, retries: o.Retries,
 	}
 	if c.http == nil {
@@ -250,6 +256,12 @@ func (c *Client) request(ctx context.Context, k *call, body []byte, accept strin
 	}
 	if k.match != "" {
 		h["If-Match"] = []string{k.match}
+	}
+	if c.as != "" {
+		h.Set(HeaderAs, c.as)
+	}
+	if c.groups != "" {
+		h.Set(HeaderGroups, c.groups)
 	}
 	bearer := cmp.Or(k.bearer, c.token)
 	if bearer == "" && c.tokens != nil {

@@ -38,6 +38,12 @@ const (
 	CodeUnavailable  = "unavailable"
 	CodeInternal     = "internal"
 	CodeStale        = "stale"
+
+	// Of decisions at gates, each with 409.
+	CodeExpired      = "expired"
+	CodeDecided      = "decided"
+	CodeChanged      = "changed"
+	CodeSelfApproval = "selfApproval"
 )
 
 // Fault locates one error of a request or a manifest.

@@ -131,10 +131,12 @@ type Report struct {
 
 // Park asks to end the attempt and to wait without a slot.
 type Park struct {
-	On    string `json:"on"`             // timer or input
+	On    string `json:"on"`             // timer, input or gate
 	Step  string `json:"step"`           // name of the durable step that the wake-up completes
 	Name  string `json:"name,omitempty"` // input: name of the signal
 	Until *Time  `json:"until,omitempty"`
+	// Gate is what people are asked; absent where the attempt has requested it before.
+	Gate *GateAsk `json:"gate,omitempty"`
 }
 
 // ReportResult answers one report.

@@ -87,7 +87,7 @@ type PlacementBrief struct {
 // WaitsFor says what a waiting run waits for.
 type WaitsFor struct {
 	On    string `json:"on"`             // children, gate, timer or input
-	Name  string `json:"name,omitempty"` // of the signal
+	Name  string `json:"name,omitempty"` // of the signal, or id of the gate
 	Until *Time  `json:"until,omitempty"`
 }
 

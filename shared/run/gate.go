@@ -305,7 +305,7 @@ func (g *Gate) Due() Instant {
 // Person is somebody who wants to decide.
 type Person struct {
 	Name   string
-	Role   string
+	Roles  []string
 	Groups []string
 	// AnyGroup: nobody says which groups the person is in, and so it is in all: on a machine without a login.
 	AnyGroup bool
@@ -321,7 +321,7 @@ func (p *Person) isOne(list []string) bool {
 		case "group":
 			return p.AnyGroup || slices.Contains(p.Groups, name)
 		}
-		return name == p.Role
+		return slices.Contains(p.Roles, name)
 	})
 }
 

@@ -62,7 +62,7 @@ func TestWhoMayDecideAndWhatItMeans(t *testing.T) {
 		"another may not":                                 {ask: named, vote: says("bob", Approve), code: GateCodeNotApprover, state: GateOpen},
 		"one of the group may":                            {ask: named, vote: GateVote{Person: Person{Name: "bob", Groups: []string{"x", "finance"}}, Decision: Approve}, state: GateApproved},
 		"one of another group may not":                    {ask: named, vote: GateVote{Person: Person{Name: "bob", Groups: []string{"cfo"}}, Decision: Approve}, code: GateCodeNotApprover, state: GateOpen},
-		"one with the role may":                           {ask: named, vote: GateVote{Person: Person{Name: "bob", Role: "approver"}, Decision: Approve}, state: GateApproved},
+		"one with the role may":                           {ask: named, vote: GateVote{Person: Person{Name: "bob", Roles: []string{"viewer", "approver"}}, Decision: Approve}, state: GateApproved},
 		"a name is not a group":                           {ask: named, vote: GateVote{Person: Person{Name: "finance"}, Decision: Approve}, code: GateCodeNotApprover, state: GateOpen},
 		"where nobody logs in everyone is in every group": {ask: named, vote: GateVote{Person: Person{Name: "bob", AnyGroup: true}, Decision: Approve}, state: GateApproved},
 		"a decision about what is asked counts":           {vote: GateVote{Person: Person{Name: "ann"}, Decision: Approve, ActionHash: ask(t, nil).ActionHash}, state: GateApproved},

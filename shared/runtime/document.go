@@ -253,10 +253,11 @@ const maxWait = 365 * 24 * time.Hour // bounds a wait that someone asked for, lo
 
 func (f frame) parked() (Report, error) {
 	var p struct {
-		On    run.ParkOn `json:"on"`
-		Step  string     `json:"step"`
-		Name  string     `json:"name"`
-		Until *time.Time `json:"until"`
+		On    run.ParkOn      `json:"on"`
+		Step  string          `json:"step"`
+		Name  string          `json:"name"`
+		Until *time.Time      `json:"until"`
+		Gate  json.RawMessage `json:"gate"`
 	}
 	if err := f.read("park", &p, `an object of on, step, name and until (like "2026-01-31T06:00:00Z")`); err != nil {
 		return Report{}, err
@@ -271,10 +272,16 @@ func (f frame) parked() (Report, error) {
 	case p.On == run.OnInput && p.Name == "":
 		return Report{}, errors.New("result: park.name is missing; want the name of the signal to wait for")
 	case p.On != run.OnTimer && p.On != run.OnInput && p.On != run.OnChildren && p.On != run.OnGate:
-		return Report{}, fmt.Errorf("result: park.on is %.40q; want timer or input", p.On)
+		return Report{}, fmt.Errorf("result: park.on is %.40q; want timer, input or gate", p.On)
+	case p.Gate != nil && p.On != run.OnGate:
+		return Report{}, fmt.Errorf("result: park.gate is given for a park on %s", p.On)
 	}
 	if park.Step == "" {
 		park.Step = "park"
+	}
+	if p.Gate != nil {
+		ask, err := parseGate(p.Gate)
+		return Report{Type: Parked, Park: park, Gate: ask}, err
 	}
 	return Report{Type: Parked, Park: park}, nil
 }

@@ -114,8 +114,22 @@ func TestParseResult(t *testing.T) {
 			answer: `{"park":{"on":"timer"}}`, want: invalid(`result: park.until is missing; want the time to wake, like "2026-01-31T06:00:00Z"`),
 		},
 		"a signal without a name": {answer: `{"park":{"on":"input"}}`, want: invalid("result: park.name is missing; want the name of the signal to wait for")},
-		"a park on nothing":       {answer: `{"park":{}}`, want: invalid(`result: park.on is ""; want timer or input`)},
-		"a score that is text":    {answer: `{"output":1,"score":"high"}`, want: invalid("result: score does not fit; want a number")},
+		"a park on nothing":       {answer: `{"park":{}}`, want: invalid(`result: park.on is ""; want timer, input or gate`)},
+		"a gate": {
+			answer: `{"park":{"on":"gate","step":"pay","gate":{"title":"Pay","action":{"amount":1},"approvers":["group:finance"],"expires":"2h","escalate":{"after":"1h","to":["user:ann"]}}}}`,
+			want: runtime.Report{Type: runtime.Parked, Park: &run.Park{On: run.OnGate, Step: "pay"}, Gate: &run.GateAsk{
+				Title: "Pay", Action: json.RawMessage(`{"amount":1}`), Approvers: []string{"group:finance"}, Expires: 2 * time.Hour,
+				EscalateAfter: time.Hour, EscalateTo: []string{"user:ann"},
+			}},
+		},
+		"a gate that was requested before": {answer: `{"park":{"on":"gate","step":"pay"}}`, want: runtime.Report{Type: runtime.Parked, Park: &run.Park{On: run.OnGate, Step: "pay"}}},
+		"a gate whose limits are spelled wrong": {
+			answer: `{"park":{"on":"gate","gate":{"title":"Pay","aprovers":["user:ann"]}}}`,
+			want:   invalid(`result: park.gate has the unknown field "aprovers"; the fields are title, action, approvers, quorum, notRequester, expires, onExpiry, remind, escalate, context and diff`),
+		},
+		"a gate without a title": {answer: `{"park":{"on":"gate","gate":{}}}`, want: invalid("result: park.gate: title is missing: say in a line what is to be approved: malformed")},
+		"a gate at a timer":      {answer: `{"park":{"on":"timer","until":"2026-01-02T03:04:05Z","gate":{"title":"x"}}}`, want: invalid("result: park.gate is given for a park on timer")},
+		"a score that is text":   {answer: `{"output":1,"score":"high"}`, want: invalid("result: score does not fit; want a number")},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

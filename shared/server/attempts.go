@@ -186,9 +186,9 @@ func report(kind string, g control.Grant, q *api.Report, at string) (runtime.Rep
 	case api.ReportPark:
 		p := q.Park
 		switch run.ParkOn(p.On) {
-		case run.OnTimer, run.OnInput:
+		case run.OnTimer, run.OnInput, run.OnGate:
 		default:
-			return out, invalidAt(at+".park.on", "%q; want timer or input", clip(p.On))
+			return out, invalidAt(at+".park.on", "%q; want timer, input or gate", clip(p.On))
 		}
 		if err := unitName(at+".park.step", p.Step, runtime.MaxName); err != nil {
 			return out, err
@@ -197,7 +197,14 @@ func report(kind string, g control.Grant, q *api.Report, at string) (runtime.Rep
 		if p.Until != nil {
 			out.Park.Until = run.At(p.Until.Time)
 		}
+		if p.Gate != nil {
+			ask := gateAsk(p.Gate)
+			out.Gate = &ask
+		}
 		switch {
+		case p.Gate != nil && out.Park.On != run.OnGate:
+			return out, invalidAt(at+".park.gate", "given for a park on %s", p.On)
+		case out.Park.On == run.OnGate:
 		case out.Park.On == run.OnInput:
 			if err := unitName(at+".park.name", p.Name, runtime.MaxName); err != nil {
 				return out, err

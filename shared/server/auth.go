@@ -8,8 +8,10 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"unicode"
 
 	"github.com/errand-run/errand/shared/api"
+	"github.com/errand-run/errand/shared/run"
 )
 
 // Role is what a principal may do.
@@ -61,6 +63,20 @@ type Principal struct {
 	Role    Role
 	Tenants []string // whose objects exist for it; nil for all
 	Agents  []string // whose runs it may execute, of the right to execute any; nil for all
+	Groups  []string // of people, as gates name them
+	// EveryGroup: nobody says which groups it is in, and it counts as one of each.
+	EveryGroup bool
+}
+
+// person is the principal as gates know it: in a higher role it is in those below as well.
+func (p *Principal) person() run.Person {
+	out := run.Person{Name: p.Name, Groups: p.Groups, AnyGroup: p.EveryGroup}
+	for _, r := range Roles() {
+		if !slices.ContainsFunc(rights[r], func(need right) bool { return !slices.Contains(rights[p.Role], need) }) && (r != Admin || p.Role == Admin) {
+			out.Roles = append(out.Roles, string(r))
+		}
+	}
+	return out
 }
 
 func (p *Principal) everywhere() bool { return p.Tenants == nil }
@@ -109,6 +125,8 @@ func (p *Principal) Check() error {
 		return errors.New("what ticks and hands in dead letters is of all tenants; leave tenants out")
 	case p.Agents != nil && len(p.Agents) == 0:
 		return errors.New("an empty list of agents allows nothing; leave it out for all")
+	case len(p.Groups) > maxGroups:
+		return fmt.Errorf("%d groups; the limit is %d", len(p.Groups), maxGroups)
 	case p.Agents != nil && p.Role != Worker:
 		return fmt.Errorf("agents limit the role worker; the role %s takes none", p.Role)
 	}
@@ -119,6 +137,9 @@ func (p *Principal) Check() error {
 	}
 	return nil
 }
+
+// maxGroups bounds the groups that configuration gives a principal.
+const maxGroups = 200
 
 // Authenticator tells who a request comes from. Safe for concurrent use.
 type Authenticator interface {
@@ -157,6 +178,7 @@ type Token struct {
 	Role    Role     `json:"role"`
 	Tenants []string `json:"tenants,omitempty"` // nil for all
 	Agents  []string `json:"agents,omitempty"`  // of a worker; nil for all
+	Groups  []string `json:"groups,omitempty"`  // that gates may name
 }
 
 // MaxToken bounds a bearer token, in bytes.
@@ -178,7 +200,7 @@ func NewTokens(tokens []Token) (*Tokens, error) {
 	t := &Tokens{byHash: make(map[[sha256.Size]byte]Principal, len(tokens))}
 	for i, token := range tokens {
 		var hash [sha256.Size]byte
-		p := Principal{Name: token.Name, Role: token.Role, Tenants: slices.Clone(token.Tenants), Agents: slices.Clone(token.Agents)}
+		p := Principal{Name: token.Name, Role: token.Role, Tenants: slices.Clone(token.Tenants), Agents: slices.Clone(token.Agents), Groups: slices.Clone(token.Groups)}
 		raw, err := hex.DecodeString(token.SHA256)
 		switch {
 		case token.Name == "":
@@ -229,6 +251,29 @@ func Bearer(r *http.Request) (string, bool) {
 // loopback is everybody who reaches a server that listens on this machine alone.
 type loopback struct{ name string }
 
-func (l loopback) Authenticate(*http.Request) (Principal, error) {
-	return Principal{Name: l.name, Role: Admin}, nil
+// Authenticate takes a request's word for who asks, and in which groups: there is nobody else's.
+func (l loopback) Authenticate(r *http.Request) (Principal, error) {
+	p := Principal{Name: l.name, Role: Admin, EveryGroup: true}
+	for _, h := range []struct {
+		header string
+		take   func(string)
+	}{
+		{api.HeaderAs, func(v string) { p.Name = v }},
+		{api.HeaderGroups, func(v string) { p.Groups, p.EveryGroup = strings.Split(v, ","), false }},
+	} {
+		v := r.Header.Get(h.header)
+		switch {
+		case v == "":
+		case len(v) > run.MaxName || strings.ContainsFunc(v, func(c rune) bool { return !unicode.IsPrint(c) }):
+			return Principal{}, fmt.Errorf("%w: the header %s has no name of up to %d printable characters", ErrNoPrincipal, h.header, run.MaxName)
+		default:
+			h.take(v)
+		}
+	}
+	return p, nil
+}
+
+// pretends reports whether a request says by itself who asks.
+func pretends(r *http.Request) bool {
+	return r.Header.Get(api.HeaderAs) != "" || r.Header.Get(api.HeaderGroups) != ""
 }

@@ -124,7 +124,7 @@ func TestBadRequestsAreRefusedWithALocatedProblem(t *testing.T) {
 		"a class that is none":                {"POST", "/v1/attempts/run1.1:fail", `{"class":"bad luck"}`, auth("good"), 400, api.CodeInvalid, "throttled", "body.class"},
 		"a park for nothing":                  {"POST", "/v1/attempts/run1.1:park", `{}`, auth("good"), 400, api.CodeInvalid, "missing", "body.park"},
 		"a timer without a time":              {"POST", "/v1/attempts/run1.1:park", `{"park":{"on":"timer","step":"s"}}`, auth("good"), 400, api.CodeInvalid, "needs a time", "body.park.until"},
-		"a park on a gate":                    {"POST", "/v1/attempts/run1.1:park", `{"park":{"on":"gate","step":"s"}}`, auth("good"), 400, api.CodeInvalid, "timer or input", "body.park.on"},
+		"a park on a wall":                    {"POST", "/v1/attempts/run1.1:park", `{"park":{"on":"wall","step":"s"}}`, auth("good"), 400, api.CodeInvalid, "timer, input", "body.park.on"},
 		"a step under another name":           {"POST", "/v1/attempts/run1.1/steps/parse", `{"step":{"name":"send"}}`, auth("good"), 400, api.CodeInvalid, "path names step", "body.step.name"},
 		"negative usage":                      {"POST", "/v1/attempts/run1.1/usage", `{"usage":{"usd":-1}}`, auth("good"), 400, api.CodeInvalid, "negative", "body.usage"},
 		"progress beyond its end":             {"POST", "/v1/attempts/run1.1/progress", `{"progress":2}`, auth("good"), 400, api.CodeInvalid, "0 to 1", "body.progress"},

@@ -118,6 +118,9 @@ func (s *Server) admit(need right, r *http.Request) (*http.Request, error) {
 	if need == public || need == attempt {
 		return r, nil
 	}
+	if !s.opts.Loopback && pretends(r) {
+		return r, problem(http.StatusForbidden, api.CodeForbidden, "a request says who asks by its token here; %s and %s are for a server without login", api.HeaderAs, api.HeaderGroups)
+	}
 	p, err := s.auth.Authenticate(r)
 	if err != nil {
 		return r, unidentified(err)

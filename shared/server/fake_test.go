@@ -56,6 +56,7 @@ type fakePlane struct {
 	reportTo func(runtime.Report) runtime.Result
 	stats    control.Stats
 	triggers fakeTriggers
+	*fakeGates
 }
 
 const instant = run.Instant(1_767_225_600_000) // 2026-01-01T00:00:00Z
@@ -66,9 +67,10 @@ func newFake() *fakePlane {
 		receipts: make(map[string]run.Receipt), objects: make(map[string]control.Declared),
 		watchers: make(map[chan control.Change]struct{}), follows: make(map[chan struct{}]string), changed: make(chan struct{}),
 		grants: make(map[string]control.Grant), leases: make(chan runtime.Assignment, 10),
-		triggers: fakeTriggers{letters: make(map[string]control.DeadLetter)},
-		reportTo: func(runtime.Report) runtime.Result { return runtime.Result{Deadline: instant + 60_000} },
-		stats:    control.Stats{At: instant, Window: time.Minute, States: map[run.State]int{run.Queued: 3}},
+		fakeGates: &fakeGates{gates: make(map[string]*run.Gate)},
+		triggers:  fakeTriggers{letters: make(map[string]control.DeadLetter)},
+		reportTo:  func(runtime.Report) runtime.Result { return runtime.Result{Deadline: instant + 60_000} },
+		stats:     control.Stats{At: instant, Window: time.Minute, States: map[run.State]int{run.Queued: 3}},
 	}
 	f.declare(&fleet.Agent{Meta: fleet.Meta{Name: "echo"}, Shape: fleet.Pool, Run: fleet.Run{Command: []string{"./echo"}}})
 	return f

@@ -239,7 +239,6 @@ func (s *Server) deleteDeclared(ctx context.Context, kind string, in *deleteInpu
 func (s *Server) comingDoors() {
 	for _, c := range []struct{ path, what string }{
 		{"models", "Models are"}, {"workflows", "Workflows are"}, {"schedules", "Schedules are"}, {"jobs", "Jobs are"},
-		{"gates", "Gates are"},
 	} {
 		for _, path := range []string{"/v1/" + c.path, "/v1/" + c.path + "/{name}"} {
 			id := "list" + strings.ToUpper(c.path[:1]) + c.path[1:]

@@ -24,6 +24,17 @@ type Plane interface {
 	fleetPlane
 	triggerPlane
 	workerPlane
+	gatePlane
+}
+
+type gatePlane interface {
+	Gate(ctx context.Context, id string) (*run.Gate, error)
+	GatesOf(ctx context.Context, runID string) ([]*run.Gate, error)
+	Gates(ctx context.Context, f control.GateFilter, limit int, pageToken string) (gates []*run.Gate, next string, err error)
+	// DecideGates takes decisions, each for itself; outcomes are in order.
+	DecideGates(ctx context.Context, votes []control.GateVote) []control.GateOutcome
+	// RequestGate keeps an attempt's question until it parks on it.
+	RequestGate(ctx context.Context, runID string, n int, step string, ask run.GateAsk) (*run.Gate, runtime.Result, error)
 }
 
 type runPlane interface {

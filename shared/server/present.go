@@ -82,6 +82,9 @@ func brief(r *run.Record) api.Run {
 	}
 	if r.State == run.Waiting && r.Park != nil {
 		out.WaitsFor = &api.WaitsFor{On: string(r.Park.On), Name: r.Park.Name, Until: optional(r.Park.Until)}
+		if r.Park.On == run.OnGate {
+			out.WaitsFor.Until = nil // the gate says when its time is over
+		}
 	}
 	return out
 }

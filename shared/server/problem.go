@@ -37,6 +37,10 @@ var titles = map[string]string{
 	api.CodeUnavailable:  "Unavailable",
 	api.CodeInternal:     "Internal error",
 	api.CodeStale:        "Stale version",
+	api.CodeExpired:      "Gate expired",
+	api.CodeDecided:      "Gate decided already",
+	api.CodeChanged:      "Action changed",
+	api.CodeSelfApproval: "Own request",
 }
 
 var statuses = map[control.Code]int{
@@ -50,6 +54,11 @@ var statuses = map[control.Code]int{
 	control.CodeUnsupported: http.StatusNotImplemented,
 	control.CodeUnavailable: http.StatusServiceUnavailable,
 	control.CodeStale:       http.StatusPreconditionFailed,
+
+	control.CodeExpired:      http.StatusConflict,
+	control.CodeDecided:      http.StatusConflict,
+	control.CodeChanged:      http.StatusConflict,
+	control.CodeSelfApproval: http.StatusConflict,
 }
 
 func problem(status int, code, format string, args ...any) *api.Problem {

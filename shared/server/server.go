@@ -133,6 +133,7 @@ func New(o Options) (*Server, error) {
 	s.runDoors()
 	s.runActionDoors()
 	s.receiptDoors()
+	s.gateDoors()
 	s.streamDoors()
 	s.fleetDoors()
 	s.triggerDoors()

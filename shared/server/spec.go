@@ -43,6 +43,7 @@ func (s *Server) frame(version string) huma.Config {
 				{Name: "runs", Description: "Submit, follow and end runs."},
 				{Name: "fleet", Description: "What is declared: agents, targets, tenants, triggers."},
 				{Name: "effects", Description: "Receipts of external effects."},
+				{Name: "gates", Description: "Questions to people that runs wait for."},
 				{Name: "triggers", Description: "Messages from outside that make runs, and those that made none."},
 				{Name: "workers", Description: "The worker protocol: leases, reports of attempts."},
 				{Name: "operations", Description: "Figures, health, version."},

@@ -29,7 +29,7 @@ GET /v1/deadletters
 GET /v1/deadletters/{id}
 GET /v1/events
 GET /v1/gates
-GET /v1/gates/{name}
+GET /v1/gates/{id}
 GET /v1/jobs
 GET /v1/jobs/{name}
 GET /v1/models
@@ -62,6 +62,7 @@ POST /v1/agents/{name}:invoke
 POST /v1/agents/{name}:pause
 POST /v1/agents/{name}:resume
 POST /v1/apply
+POST /v1/attempts/{id}/gates
 POST /v1/attempts/{id}/logs
 POST /v1/attempts/{id}/progress
 POST /v1/attempts/{id}/receipts/{effect}:abandon
@@ -80,6 +81,8 @@ POST /v1/attempts/{id}:undelivered
 POST /v1/attempts:batch
 POST /v1/deadletters
 POST /v1/deadletters/{id}:replay
+POST /v1/gates/{id}:decide
+POST /v1/gates:decide
 POST /v1/leases
 POST /v1/receipts/{id}:resolve
 POST /v1/runs

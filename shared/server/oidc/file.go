@@ -51,6 +51,9 @@ type Issuer struct {
 	// AuthorizedParties are the azp that are accepted; any when empty, and then of tokens for one audience only.
 	AuthorizedParties []string `json:"authorizedParties,omitempty"`
 	GroupsClaim       string   `json:"groupsClaim,omitempty"` // "groups"
+	// GroupPrefix goes before its groups where gates name them. Where there are several issuers, those without one name
+	// no groups to gates: what one calls finance is not what another does.
+	GroupPrefix string `json:"groupPrefix,omitempty"`
 	// EmailsVerified says that it signs only emails that it has verified, where it does not say so in email_verified.
 	EmailsVerified bool `json:"emailsVerified,omitempty"`
 }
@@ -65,6 +68,7 @@ type Rule struct {
 	Role        server.Role `json:"role"`
 	Tenants     []string    `json:"tenants,omitempty"` // nil for all
 	Agents      []string    `json:"agents,omitempty"`  // of a worker; nil for all
+	Groups      []string    `json:"groups,omitempty"`  // that gates may name, besides those which its token lists
 }
 
 // Read reads a file in YAML or JSON; name appears in messages. A failure has every problem with file, line and column,
@@ -245,9 +249,10 @@ func (r *Rule) problems(at string, issuers []string, add adder) {
 		add(fleet.At(at, "issuer"), "required: subjects and groups mean something within their issuer alone, and there are %d", len(issuers))
 	}
 	// 3. What it may do.
-	p := server.Principal{Role: r.Role, Tenants: r.Tenants, Agents: r.Agents}
+	p := server.Principal{Role: r.Role, Tenants: r.Tenants, Agents: r.Agents, Groups: r.Groups}
 	if err := p.Check(); err != nil {
 		add(fleet.At(at, "role"), "%v", err)
 	}
 	texts(fleet.At(at, "tenants"), r.Tenants, add)
+	texts(fleet.At(at, "groups"), r.Groups, add)
 }

@@ -12,7 +12,7 @@ import (
 func (f *File) principal(c *claims) (server.Principal, error) {
 	for i := range f.Principals {
 		if r := &f.Principals[i]; r.fits(c) {
-			return server.Principal{Name: c.name(), Role: r.Role, Tenants: r.Tenants, Agents: r.Agents}, nil
+			return server.Principal{Name: c.name(), Role: r.Role, Tenants: r.Tenants, Agents: r.Agents, Groups: f.groupsOf(c, r)}, nil
 		}
 	}
 	hint := ""
@@ -20,6 +20,27 @@ func (f *File) principal(c *claims) (server.Principal, error) {
 		hint = fmt.Sprintf("; its email %s does not count, as the issuer does not say that it is verified", clip(c.doubtful))
 	}
 	return server.Principal{}, fmt.Errorf("%w: %s of %s has no entry among the principals of this server%s", server.ErrUnknown, clip(c.name()), c.issuer, hint)
+}
+
+// maxGroups bounds the groups of a token that gates may name.
+const maxGroups = 1000
+
+// groupsOf are the groups of an identity, as gates may name them.
+func (f *File) groupsOf(c *claims, r *Rule) []string {
+	groups := slices.Clone(r.Groups)
+	prefix, counts := "", len(f.Issuers) == 1
+	for i := range f.Issuers {
+		if f.Issuers[i].Issuer == c.issuer && f.Issuers[i].GroupPrefix != "" {
+			prefix, counts = f.Issuers[i].GroupPrefix, true
+		}
+	}
+	if !counts {
+		return groups
+	}
+	for _, g := range c.groups[:min(len(c.groups), maxGroups)] {
+		groups = append(groups, prefix+g)
+	}
+	return groups
 }
 
 // name is what history shows: the email or, without a verified one, the subject.
