@@ -354,6 +354,9 @@ func TestAGateThatWasRequestedOpensWhenItsRunWaits(t *testing.T) {
 	if g, err = request(2, other); err != nil || g.State != run.GateApproved {
 		t.Errorf("asked again it is %+v, %v", g, err)
 	}
+	if _, err := request(2, pay); code(err) != CodeChanged {
+		t.Errorf("another action than the approved one gave %v", err)
+	}
 	h.report(runtime.Report{Type: runtime.Parked, Run: r.ID, N: 2, Park: &run.Park{On: run.OnGate, Step: "pay"}})
 	if r := h.get(r.ID); r.State != run.Failed {
 		t.Errorf("parked again in a step that has ended it is %s", r.State)

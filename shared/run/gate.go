@@ -233,8 +233,9 @@ func checkApprovers(list []string) error {
 
 // Ask opens a gate for a run's step. existing is the gate of that step from before, or nil. next is what must be stored
 // over it; it is nil when the same action stands already, open or decided, and existing is the answer. A question
-// about another action, or one that comes back after its gate was closed undecided, is asked anew: what was decided
-// before counts no more.
+// about another action, or one that comes back after its gate was closed undecided, is asked anew: what was said before
+// counts no more. Once it is decided the action is fixed: another one is refused with a *GateError, so that nothing is
+// done but what was approved.
 func Ask(existing *Gate, of GateRun, q GateAsk, now Instant) (next *Gate, err error) {
 	if err := q.Check(of.Requester); err != nil {
 		return nil, err
@@ -262,8 +263,11 @@ func Ask(existing *Gate, of GateRun, q GateAsk, now Instant) (next *Gate, err er
 	if existing == nil {
 		return g, nil
 	}
-	stands := existing.State == GateOpen || existing.State.decided()
-	if stands && existing.ActionHash == hash {
+	switch same := existing.ActionHash == hash; {
+	case existing.State.decided() && !same:
+		return nil, existing.refuse(GateCodeChanged, "it is %s since %s for the action %s, and now %s is asked for: an action must come out the same each time it is made, so make it in a step",
+			existing.State, stamp(existing.EndedAt), existing.ActionHash, hash)
+	case same && (existing.State == GateOpen || existing.State.decided()):
 		return nil, nil
 	}
 	if existing.Round >= maxRounds {

@@ -198,17 +198,19 @@ func TestAskingAgain(t *testing.T) {
 		existing *Gate
 		q        GateAsk
 		anew     bool
+		code     GateCode
 	}{
-		"the same action stands":                     {ask(t, nil), same, false},
-		"another one is asked anew":                  {ask(t, nil), other, true},
-		"what was approved is not asked again":       {approved, same, false},
-		"another action than the approved one is":    {approved, other, true},
-		"what was closed undecided is asked again":   {ask(t, nil).Cancel(t0 + 1), same, true},
-		"what nobody could decide yet is asked anew": {ask(t, nil).Request(), same, true},
+		"the same action stands":                     {ask(t, nil), same, false, ""},
+		"another one is asked anew":                  {ask(t, nil), other, true, ""},
+		"what was approved is not asked again":       {approved, same, false, ""},
+		"nor is another action taken for it":         {approved, other, false, GateCodeChanged},
+		"what was closed undecided is asked again":   {ask(t, nil).Cancel(t0 + 1), same, true, ""},
+		"what nobody could decide yet is asked anew": {ask(t, nil).Request(), same, true, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			next, err := Ask(c.existing, of, c.q, t0+2)
-			if err != nil || (next != nil) != c.anew {
+			var refusal *GateError
+			if errors.As(err, &refusal) != (c.code != "") || refusal != nil && refusal.Code != c.code || (next != nil) != c.anew {
 				t.Fatalf("anew %t, want %t: %v", next != nil, c.anew, err)
 			}
 			if next != nil && (next.Version != c.existing.Version+1 || next.Round != c.existing.Round+1 || len(next.Decisions) > 0 || next.State != GateOpen) {
