@@ -24,6 +24,7 @@ const (
 	CodeOutcomeUnknown   = "OutcomeUnknown"   // nobody knows whether an effect happened
 	CodeEffectConflict   = "EffectConflict"   // an effect was begun before with another request
 	CodePermissionDenied = "PermissionDenied" // the agent's permissions do not cover an effect
+	CodeChildFailed      = "ChildFailed"      // a run that it called did not succeed, and the handler left it at that
 	CodeUnsupported      = "Unsupported"      // the attempt asks for what this build cannot do
 )
 
@@ -99,7 +100,7 @@ func (e *notDone) Unwrap() error { return e.err }
 
 // Errors of the SDK itself.
 var (
-	// ErrParked is wrapped by the errors of Wait and Sleep: the attempt ends here and the handler must return the error.
+	// ErrParked is wrapped by the errors of Wait, Sleep, Call and Parallel: the attempt ends here and the handler must return the error.
 	ErrParked = errors.New("parked: the handler must return this error")
 	// ErrTimeout: the signal that was waited for did not come in time.
 	ErrTimeout = errors.New("signal did not come in time")
@@ -136,6 +137,11 @@ func describe(err, cause error) *api.AgentError {
 			after := api.Duration(typed.After)
 			out.RetryAfter = &after
 		}
+	}
+	var child *ChildError
+	if typed == nil && errors.As(err, &child) {
+		// It stays as it ended: another attempt would meet the same.
+		out.Code, out.Retryable = CodeChildFailed, new(bool)
 	}
 	var canceled *CanceledError
 	switch {

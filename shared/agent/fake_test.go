@@ -64,6 +64,8 @@ type fakeRun struct {
 	steps             []api.Step
 	signals           map[string][]json.RawMessage
 	park              *api.Park
+	called            map[string][]api.Call // by step
+	paged             bool                  // results are left out of the step
 	receipts          map[string]*fakeReceipt
 	output            json.RawMessage
 	failure           *api.Report
@@ -250,6 +252,10 @@ func (f *fake) report(p api.Report) api.ReportResult {
 		f.requeue(r)
 	case api.ReportPark:
 		r.park, r.state = p.Park, "waiting"
+		if p.Park.On == "children" {
+			f.join(r)
+			return out
+		}
 		out.Resumed = f.wake(r)
 		if r.state == "waiting" && p.Park.Until != nil {
 			n := r.n
@@ -455,6 +461,8 @@ func (f *fake) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		f.serveClaim(w, path, body)
 	case path == "/v1/runs:begin":
 		f.serveBegin(w, body)
+	case strings.Contains(path, "/children"):
+		f.children(w, req, path, token, body)
 	case strings.Contains(path, "/receipts/"):
 		f.receipt(w, path, token, body)
 	default:

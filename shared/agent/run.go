@@ -42,9 +42,9 @@ type Run struct {
 
 	mu     sync.Mutex
 	steps  map[string]api.Step // recorded by earlier attempts; asked for ones are removed
-	asked  map[string]bool     // names of this attempt's steps, waits and sleeps
+	asked  map[string]bool     // names of this attempt's steps, waits, sleeps and calls
 	ended  int                 // steps recorded so far, over all attempts
-	counts map[string]int      // of waits by signal, and of sleeps
+	counts map[string]int      // of waits by signal, of calls by name, of sleeps and of groups
 	broken error               // what was found wrong with the handler: no result of it counts
 	parked *api.Park
 	spent  Usage // all of this attempt

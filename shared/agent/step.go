@@ -86,6 +86,11 @@ func (r *Run) enter(ctx context.Context, name string) (step api.Step, found bool
 	}
 	r.asked[name] = true
 	if step, found = r.steps[name]; found {
+		if isWait(name) {
+			if err := r.inOrder(name, step.Seq); err != nil {
+				return step, false, err
+			}
+		}
 		delete(r.steps, name)
 		return step, true, nil
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/errand-run/errand/shared/api"
@@ -76,8 +77,50 @@ func (r *Run) next(name string) string {
 
 // park ends what the attempt may do.
 func (r *Run) park(p *api.Park) error {
+	if err := r.mayPark(p.Step); err != nil {
+		return err
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.parked = p
 	return fmt.Errorf("%s: %w", p.Step, ErrParked)
+}
+
+// mayPark refuses to wait for something new while the attempts before have waited for something that this one has not
+// asked for: waits come one after another, so it took another way.
+func (r *Run) mayPark(step string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.inOrder(step, r.ended+1)
+}
+
+// inOrder checks that no wait is skipped by one that is recorded as number seq. The caller holds mu.
+func (r *Run) inOrder(step string, seq int) error {
+	var skipped *api.Step
+	for name, s := range r.steps {
+		if isWait(name) && s.Seq < seq && (skipped == nil || s.Seq < skipped.Seq) {
+			skipped = &s
+		}
+	}
+	if skipped == nil {
+		return nil
+	}
+	return r.breakWith(failf(CodeNonDeterministic, "the handler asks for %q, where an earlier attempt asked for %q: it must take the same way on each attempt; "+
+		"let what it decides by (time, chance, what others answer) be the result of a step", step, skipped.Name))
+}
+
+// isWait reports whether a step is one in which the attempt parks, by the name that the SDK gives to it.
+func isWait(step string) bool {
+	name, number, ok := strings.Cut(step, "#")
+	if !ok || number == "" {
+		return false
+	}
+	kind, _, _ := strings.Cut(name, ":")
+	switch kind {
+	case "wait", "call", "ask":
+		return kind != name
+	case "sleep", "parallel":
+		return kind == name
+	}
+	return false
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"strconv"
 )
 
 // None of the calls in this file is repeated by the client, except receipts, whose nonce makes them safe: a worker's
@@ -83,6 +84,25 @@ func (c *Client) endReceipt(ctx context.Context, attempt, token, effect, verb st
 
 func receiptPath(attempt, effect string) string {
 	return attemptPath(attempt) + "/receipts/" + url.PathEscape(effect)
+}
+
+// CallChildren makes children of the run that an attempt holds. It may be repeated: a call meets the child that it made.
+func (c *Client) CallChildren(ctx context.Context, attempt, token string, b Children) (*Spawned, error) {
+	out := new(Spawned)
+	_, err := c.do(ctx, call{method: http.MethodPost, path: attemptPath(attempt) + "/children", body: &b, bearer: token, repeatable: true, out: out})
+	return out, err
+}
+
+// ChildrenOf gives a page of what became of the children of a step, in the order of their items.
+func (c *Client) ChildrenOf(ctx context.Context, attempt, token, step, pageToken string, limit int) (*List[ChildResult], error) {
+	out := new(List[ChildResult])
+	q := url.Values{"limit": {strconv.Itoa(limit)}}
+	if pageToken != "" {
+		q.Set("pageToken", pageToken)
+	}
+	path := attemptPath(attempt) + "/children/" + url.PathEscape(step)
+	_, err := c.do(ctx, call{method: http.MethodGet, path: path, query: q, bearer: token, repeatable: true, out: out})
+	return out, err
 }
 
 // Claim turns a one-use ticket into the lease of an attempt. It may be repeated by the same worker and is, while the

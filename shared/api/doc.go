@@ -79,6 +79,8 @@ const (
 	MaxPage      = 1000     // items on a page
 	MaxWait      = 60       // seconds that a call may ask to wait
 	MaxSlots     = 1000     // runs in one worker
+	MaxCalls     = 1000     // children in one call
+	MaxChildren  = 10_000   // children of one step
 )
 
 // Limits on what an attempt may report, in bytes unless said otherwise.

@@ -131,12 +131,72 @@ type Report struct {
 
 // Park asks to end the attempt and to wait without a slot.
 type Park struct {
-	On    string `json:"on"`             // timer, input or gate
+	On    string `json:"on"`             // timer, input, children or gate
 	Step  string `json:"step"`           // name of the durable step that the wake-up completes
 	Name  string `json:"name,omitempty"` // input: name of the signal
 	Until *Time  `json:"until,omitempty"`
 	// Gate is what people are asked; absent where the attempt has requested it before.
 	Gate *GateAsk `json:"gate,omitempty"`
+
+	// Of children: how many the step has. The group is decided when all of them ended, when Need of them succeeded (0
+	// for all), or when more than Tolerate failed; what is left of it then is canceled.
+	Size     int `json:"size,omitempty"`
+	Tolerate int `json:"tolerate,omitempty"`
+	Need     int `json:"need,omitempty"`
+	// Children are called with the park; without them the step's children were called before. Max of them execute at a
+	// time, 0 for any number.
+	Children []Call `json:"children,omitempty"`
+	Max      int    `json:"max,omitempty"`
+}
+
+// Call asks for a child of a run: another run, of an agent or of a workflow.
+type Call struct {
+	Agent    string          `json:"agent,omitempty"` // it or Workflow
+	Workflow string          `json:"workflow,omitempty"`
+	Input    json.RawMessage `json:"input,omitempty"`
+}
+
+// Children is the body of POST /v1/attempts/{id}/children: up to MaxCalls children of a step, which has up to
+// MaxChildren. A call that was made before meets the same child; another call for its place is a conflict.
+type Children struct {
+	Step     string `json:"step"`
+	First    int    `json:"first,omitempty"` // item of the first child in the step, from 0
+	Size     int    `json:"size,omitempty"`  // how many children the step gets, where that is known
+	Max      int    `json:"max,omitempty"`   // how many of the step execute at a time; 0 for any number
+	Children []Call `json:"children"`
+}
+
+// Spawned answers Children, in order.
+type Spawned struct {
+	Children []Child `json:"children"`
+}
+
+// Child is a run that was called.
+type Child struct {
+	Run  string `json:"run"`
+	Item int    `json:"item"`
+}
+
+// ChildResult is how a child stands: output where it succeeded, reason, code and message where it did not.
+type ChildResult struct {
+	Item    int             `json:"item"`
+	Run     string          `json:"run"`
+	State   string          `json:"state"`
+	Reason  string          `json:"reason,omitempty"`
+	Code    string          `json:"code,omitempty"`
+	Message string          `json:"message,omitempty"`
+	Output  json.RawMessage `json:"output,omitempty"`
+}
+
+// Joined is the result of a step that waited for children. Its children are in the order of their items, and carry none.
+type Joined struct {
+	Size      int `json:"size"`
+	Succeeded int `json:"succeeded"`
+	Failed    int `json:"failed"`
+	// Paged: the outputs, or all of the children, are left out for their size; GET /v1/attempts/{id}/children/{step}
+	// has them.
+	Paged    bool          `json:"paged,omitempty"`
+	Children []ChildResult `json:"children,omitempty"`
 }
 
 // ReportResult answers one report.

@@ -48,7 +48,9 @@ type Run struct {
 	Attempts  []Attempt         `json:"attempts,omitempty"` // the newest eight; /attempts has all
 	Parent    string            `json:"parent,omitempty"`
 	Root      string            `json:"root,omitempty"`
-	Stage     string            `json:"stage,omitempty"`
+	Stage     string            `json:"stage,omitempty"` // of the parent: the stage or step that called it
+	Item      *int              `json:"item,omitempty"`  // of a child: its place in that stage, from 0
+	Depth     int               `json:"depth,omitempty"` // runs above it
 	RetryOf   string            `json:"retryOf,omitempty"`
 	CreatedAt Time              `json:"createdAt"`
 	StartedAt *Time             `json:"startedAt,omitempty"`
@@ -89,6 +91,11 @@ type WaitsFor struct {
 	On    string `json:"on"`             // children, gate, timer or input
 	Name  string `json:"name,omitempty"` // of the signal, or id of the gate
 	Until *Time  `json:"until,omitempty"`
+	// Of children: the step that called them, how many they are, how many may fail, and how many must succeed, 0 for all.
+	Step     string `json:"step,omitempty"`
+	Size     int    `json:"size,omitempty"`
+	Tolerate int    `json:"tolerate,omitempty"`
+	Need     int    `json:"need,omitempty"`
 }
 
 // Attempt is one try.

@@ -258,11 +258,20 @@ func (f frame) parked() (Report, error) {
 		Name  string          `json:"name"`
 		Until *time.Time      `json:"until"`
 		Gate  json.RawMessage `json:"gate"`
+
+		Size     *int   `json:"size"`
+		Tolerate int    `json:"tolerate"`
+		Need     int    `json:"need"`
+		Max      int    `json:"max"`
+		Children []Call `json:"children"`
 	}
-	if err := f.read("park", &p, `an object of on, step, name and until (like "2026-01-31T06:00:00Z")`); err != nil {
+	if err := f.read("park", &p, `an object of on, step, name, until (like "2026-01-31T06:00:00Z"), and for children size, tolerate, need, max and children`); err != nil {
 		return Report{}, err
 	}
-	park := &run.Park{On: p.On, Step: p.Step, Name: p.Name}
+	park := &run.Park{On: p.On, Step: p.Step, Name: p.Name, Tolerate: p.Tolerate, Need: p.Need, Size: len(p.Children)}
+	if p.Size != nil && len(p.Children) == 0 {
+		park.Size = *p.Size
+	}
 	if p.Until != nil {
 		park.Until = run.At(*p.Until)
 	}
@@ -272,7 +281,13 @@ func (f frame) parked() (Report, error) {
 	case p.On == run.OnInput && p.Name == "":
 		return Report{}, errors.New("result: park.name is missing; want the name of the signal to wait for")
 	case p.On != run.OnTimer && p.On != run.OnInput && p.On != run.OnChildren && p.On != run.OnGate:
-		return Report{}, fmt.Errorf("result: park.on is %.40q; want timer, input or gate", p.On)
+		return Report{}, fmt.Errorf("result: park.on is %.40q; want timer, input, children or gate", p.On)
+	case p.On == run.OnChildren && p.Size == nil && p.Children == nil:
+		return Report{}, errors.New("result: park.children is missing; want the calls to wait for, or the size of a step whose children were called before")
+	case p.On == run.OnChildren && p.Size != nil && len(p.Children) > 0 && *p.Size != len(p.Children):
+		return Report{}, fmt.Errorf("result: park.size is %d with %d children; want all of them, or none that were called before", *p.Size, len(p.Children))
+	case p.On == run.OnChildren && (park.Size < 0 || park.Size > run.MaxChildren || p.Tolerate < 0 || p.Max < 0 || p.Need < 0 || p.Need > park.Size):
+		return Report{}, fmt.Errorf("result: park on %d children, %d to succeed, %d may fail, %d at a time; want up to %d children, and no more than there are to succeed", park.Size, p.Need, p.Tolerate, p.Max, run.MaxChildren)
 	case p.Gate != nil && p.On != run.OnGate:
 		return Report{}, fmt.Errorf("result: park.gate is given for a park on %s", p.On)
 	}
@@ -283,7 +298,7 @@ func (f frame) parked() (Report, error) {
 		ask, err := parseGate(p.Gate)
 		return Report{Type: Parked, Park: park, Gate: ask}, err
 	}
-	return Report{Type: Parked, Park: park}, nil
+	return Report{Type: Parked, Park: park, Calls: p.Children, Max: p.Max}, nil
 }
 
 // TooLarge reports an output over MaxResult.

@@ -114,7 +114,7 @@ func TestParseResult(t *testing.T) {
 			answer: `{"park":{"on":"timer"}}`, want: invalid(`result: park.until is missing; want the time to wake, like "2026-01-31T06:00:00Z"`),
 		},
 		"a signal without a name": {answer: `{"park":{"on":"input"}}`, want: invalid("result: park.name is missing; want the name of the signal to wait for")},
-		"a park on nothing":       {answer: `{"park":{}}`, want: invalid(`result: park.on is ""; want timer, input or gate`)},
+		"a park on nothing":       {answer: `{"park":{}}`, want: invalid(`result: park.on is ""; want timer, input, children or gate`)},
 		"a gate": {
 			answer: `{"park":{"on":"gate","step":"pay","gate":{"title":"Pay","action":{"amount":1},"approvers":["group:finance"],"expires":"2h","escalate":{"after":"1h","to":["user:ann"]}}}}`,
 			want: runtime.Report{Type: runtime.Parked, Park: &run.Park{On: run.OnGate, Step: "pay"}, Gate: &run.GateAsk{
@@ -130,6 +130,29 @@ func TestParseResult(t *testing.T) {
 		"a gate without a title": {answer: `{"park":{"on":"gate","gate":{}}}`, want: invalid("result: park.gate: title is missing: say in a line what is to be approved: malformed")},
 		"a gate at a timer":      {answer: `{"park":{"on":"timer","until":"2026-01-02T03:04:05Z","gate":{"title":"x"}}}`, want: invalid("result: park.gate is given for a park on timer")},
 		"a score that is text":   {answer: `{"output":1,"score":"high"}`, want: invalid("result: score does not fit; want a number")},
+		"children": {
+			answer: `{"park":{"on":"children","step":"all","children":[{"agent":"a","input":{"n":1}},{"workflow":"w"}],"max":1,"tolerate":1,"need":1}}`,
+			want: runtime.Report{
+				Type: runtime.Parked, Park: &run.Park{On: run.OnChildren, Step: "all", Size: 2, Tolerate: 1, Need: 1}, Max: 1,
+				Calls: []runtime.Call{{Agent: "a", Input: json.RawMessage(`{"n":1}`)}, {Workflow: "w"}},
+			},
+		},
+		"no children at all": {
+			answer: `{"park":{"on":"children","children":[]}}`,
+			want:   runtime.Report{Type: runtime.Parked, Park: &run.Park{On: run.OnChildren, Step: "park"}, Calls: []runtime.Call{}},
+		},
+		"children that were called before": {
+			answer: `{"park":{"on":"children","step":"all","size":3}}`,
+			want:   runtime.Report{Type: runtime.Parked, Park: &run.Park{On: run.OnChildren, Step: "all", Size: 3}},
+		},
+		"children without a word of them": {
+			answer: `{"park":{"on":"children"}}`,
+			want:   invalid("result: park.children is missing; want the calls to wait for, or the size of a step whose children were called before"),
+		},
+		"more successes than children": {
+			answer: `{"park":{"on":"children","children":[{"agent":"a"}],"need":2}}`,
+			want:   invalid("result: park on 1 children, 2 to succeed, 0 may fail, 0 at a time; want up to 10000 children, and no more than there are to succeed"),
+		},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

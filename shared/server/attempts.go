@@ -39,6 +39,7 @@ func (s *Server) attemptDoors() {
 		summary: "Up to 1,000 reports, each with the id and token of its attempt; the results come in order. With lease, runs to execute in the same answer, which takes a worker's own right.",
 		body:    api.ReportBatch{}, answer: api.ReportBatchResult{}, errors: []int{400, 413, 415, 503},
 	}, s.reportBatch)
+	s.childDoors(errs)
 	for _, v := range []struct {
 		verb, summary string
 		body, answer  any
@@ -186,9 +187,9 @@ func report(kind string, g control.Grant, q *api.Report, at string) (runtime.Rep
 	case api.ReportPark:
 		p := q.Park
 		switch run.ParkOn(p.On) {
-		case run.OnTimer, run.OnInput, run.OnGate:
+		case run.OnTimer, run.OnInput, run.OnChildren, run.OnGate:
 		default:
-			return out, invalidAt(at+".park.on", "%q; want timer, input or gate", clip(p.On))
+			return out, invalidAt(at+".park.on", "%q; want timer, input, children or gate", clip(p.On))
 		}
 		if err := unitName(at+".park.step", p.Step, runtime.MaxName); err != nil {
 			return out, err
@@ -204,6 +205,12 @@ func report(kind string, g control.Grant, q *api.Report, at string) (runtime.Rep
 		switch {
 		case p.Gate != nil && out.Park.On != run.OnGate:
 			return out, invalidAt(at+".park.gate", "given for a park on %s", p.On)
+		case out.Park.On == run.OnChildren:
+			if err := parkOnChildren(&out, p, at+".park"); err != nil {
+				return out, err
+			}
+		case p.Size != 0 || p.Tolerate != 0 || p.Need != 0 || p.Max != 0 || len(p.Children) > 0:
+			return out, invalidAt(at+".park", "size, tolerate, need, max and children are parts of a park on children")
 		case out.Park.On == run.OnGate:
 		case out.Park.On == run.OnInput:
 			if err := unitName(at+".park.name", p.Name, runtime.MaxName); err != nil {

@@ -139,10 +139,15 @@ func TestReports(t *testing.T) {
 		"complete with nothing": {":complete", `{}`, runtime.Report{Type: runtime.Completed, Output: json.RawMessage(`null`)}},
 		"fail": {":fail", `{"class":"throttled","code":"429","message":"slow down","retryAfter":"7s"}`, runtime.Report{
 			Type: runtime.Failed, Class: run.ClassThrottled, Code: "429", Message: "slow down", RetryIn: 7 * time.Second}},
-		"fail for good":                {":fail", `{"retryable":false}`, runtime.Report{Type: runtime.Failed, Class: run.ClassUser, Final: true}},
-		"release":                      {":release", `{"reason":"drain"}`, runtime.Report{Type: runtime.Released, Message: "drain"}},
-		"park on a signal":             {":park", `{"park":{"on":"input","step":"ask","name":"paid"}}`, runtime.Report{Type: runtime.Parked, Park: &run.Park{On: run.OnInput, Step: "ask", Name: "paid"}}},
-		"park on time":                 {":park", `{"park":{"on":"timer","step":"nap","until":"2026-02-01T00:00:00Z"}}`, runtime.Report{Type: runtime.Parked, Park: &run.Park{On: run.OnTimer, Step: "nap", Until: until}}},
+		"fail for good":    {":fail", `{"retryable":false}`, runtime.Report{Type: runtime.Failed, Class: run.ClassUser, Final: true}},
+		"release":          {":release", `{"reason":"drain"}`, runtime.Report{Type: runtime.Released, Message: "drain"}},
+		"park on a signal": {":park", `{"park":{"on":"input","step":"ask","name":"paid"}}`, runtime.Report{Type: runtime.Parked, Park: &run.Park{On: run.OnInput, Step: "ask", Name: "paid"}}},
+		"park on time":     {":park", `{"park":{"on":"timer","step":"nap","until":"2026-02-01T00:00:00Z"}}`, runtime.Report{Type: runtime.Parked, Park: &run.Park{On: run.OnTimer, Step: "nap", Until: until}}},
+		"park on children that were called": {":park", `{"park":{"on":"children","step":"all","size":3,"tolerate":1}}`, runtime.Report{
+			Type: runtime.Parked, Park: &run.Park{On: run.OnChildren, Step: "all", Size: 3, Tolerate: 1}}},
+		"park on children that are called with it": {":park", `{"park":{"on":"children","step":"all","need":1,"max":2,"children":[{"agent":"a","input":[1]},{"workflow":"w"}]}}`, runtime.Report{
+			Type: runtime.Parked, Park: &run.Park{On: run.OnChildren, Step: "all", Size: 2, Need: 1}, Max: 2,
+			Calls: []runtime.Call{{Agent: "a", Input: json.RawMessage(`[1]`)}, {Workflow: "w"}}}},
 		"a step whose name has colons": {"/steps/parse:1:begin", `{"step":{"seq":4,"result":[1]}}`, runtime.Report{Type: runtime.StepDone, Step: &runtime.Step{Name: "parse:1:begin", Seq: 4, Result: json.RawMessage(`[1]`)}}},
 		"a step whose name has slashes": {"/steps/" + url.PathEscape("a/b ü"), `{"step":{"name":"a/b ü","seq":1,"error":{"message":"no"}}}`, runtime.Report{
 			Type: runtime.StepDone, Step: &runtime.Step{Name: "a/b ü", Seq: 1, Error: json.RawMessage(`{"message":"no"}`)}}},

@@ -39,6 +39,7 @@ type fakePlane struct {
 	leased    []control.LeaseRequest
 	beats     []control.WorkerBeat
 	claims    []control.Claim
+	called    []control.ChildCalls
 	elsewhere string
 
 	undelivered []string
@@ -579,6 +580,24 @@ func (f *fakePlane) Report(ctx context.Context, reports []runtime.Report) []runt
 		out[i] = f.reportTo(r)
 	}
 	return out
+}
+
+func (f *fakePlane) Children(_ context.Context, c control.ChildCalls) ([]control.Child, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.called = append(f.called, c)
+	var out []control.Child
+	for i := range c.Calls {
+		out = append(out, control.Child{Run: "child" + strconv.Itoa(c.First+i), Item: c.First + i})
+	}
+	return out, nil
+}
+
+func (f *fakePlane) ChildrenOf(_ context.Context, id string, n int, step, pageToken string, limit int) (control.ChildPage, error) {
+	return control.ChildPage{Next: "2", Children: []control.ChildResult{
+		{Item: 0, Run: id + "x", State: run.Succeeded, Output: json.RawMessage(`{"a":1}`)},
+		{Item: 1, Run: step, State: run.Failed, Reason: run.NonRetryable, Code: "C", Message: pageToken + "/" + strconv.Itoa(limit)},
+	}}, nil
 }
 
 func (f *fakePlane) BeginEffect(_ context.Context, b control.EffectBegin) (control.EffectAnswer, error) {

@@ -99,6 +99,8 @@ type workerPlane interface {
 	Beat(ctx context.Context, b control.WorkerBeat) (control.WorkerStanding, error)
 	// Verify returns what an attempt's token allows, or an error that does not repeat the token.
 	Verify(token string) (control.Grant, error)
+	Children(ctx context.Context, c control.ChildCalls) ([]control.Child, error)
+	ChildrenOf(ctx context.Context, id string, n int, step, pageToken string, limit int) (control.ChildPage, error)
 	Report(ctx context.Context, reports []runtime.Report) []runtime.Result
 	BeginEffect(ctx context.Context, b control.EffectBegin) (control.EffectAnswer, error)
 	EndEffect(ctx context.Context, e control.EffectEnd) (runtime.Result, error)

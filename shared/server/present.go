@@ -77,6 +77,9 @@ func brief(r *run.Record) api.Run {
 	case r.State != run.Queued:
 		out.WakeAt = optional(run.Earliest(r.Due, r.Deadline))
 	}
+	if r.Parent != "" {
+		out.Item, out.Depth = &r.Item, r.Depth
+	}
 	if a := r.Current(); a != nil {
 		out.Placement = &api.PlacementBrief{Target: a.Target, Worker: a.Worker}
 	}
@@ -84,6 +87,9 @@ func brief(r *run.Record) api.Run {
 		out.WaitsFor = &api.WaitsFor{On: string(r.Park.On), Name: r.Park.Name, Until: optional(r.Park.Until)}
 		if r.Park.On == run.OnGate {
 			out.WaitsFor.Until = nil // the gate says when its time is over
+		}
+		if p := r.Park; p.On == run.OnChildren {
+			out.WaitsFor.Step, out.WaitsFor.Size, out.WaitsFor.Tolerate, out.WaitsFor.Need = p.Step, p.Size, p.Tolerate, p.Need
 		}
 	}
 	return out

@@ -41,7 +41,7 @@ func TestARunIsShownAsTheInterfaceSays(t *testing.T) {
 		`"input":{"a":1},"attempt":2,"attempts":[` +
 		`{"id":"abc.1","n":1,"target":"local","worker":"w1","state":"failed","class":"user","code":"E1","message":"no","startedAt":"2026-01-01T00:00:00.005Z","endedAt":"2026-01-01T00:00:00.010Z","usage":{"inputTokens":3}},` +
 		`{"id":"abc.2","n":2,"target":"far","state":"parked","startedAt":"2026-01-01T00:00:00.025Z","endedAt":"2026-01-01T00:00:00.030Z"}],` +
-		`"parent":"p","root":"q","retryOf":"o","createdAt":"2026-01-01T00:00:00.000Z","startedAt":"2026-01-01T00:00:00.005Z",` +
+		`"parent":"p","root":"q","item":0,"retryOf":"o","createdAt":"2026-01-01T00:00:00.000Z","startedAt":"2026-01-01T00:00:00.005Z",` +
 		`"wakeAt":"2026-01-01T00:00:09.000Z","deadline":"2026-01-01T01:00:00.000Z","cost":{"usd":0.25,"tokens":7},"score":0.5,` +
 		`"placement":{"target":"far"},"waitsFor":{"on":"input","name":"paid","until":"2026-01-01T00:00:09.000Z"},"etag":"9"}` + "\n"
 	if diff := cmp.Diff(want, string(got.body)); diff != "" {

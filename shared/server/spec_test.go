@@ -25,6 +25,7 @@ GET /openapi.json
 GET /runs/{id}
 GET /v1/agents
 GET /v1/agents/{name}
+GET /v1/attempts/{id}/children/{step}
 GET /v1/deadletters
 GET /v1/deadletters/{id}
 GET /v1/events
@@ -62,6 +63,7 @@ POST /v1/agents/{name}:invoke
 POST /v1/agents/{name}:pause
 POST /v1/agents/{name}:resume
 POST /v1/apply
+POST /v1/attempts/{id}/children
 POST /v1/attempts/{id}/gates
 POST /v1/attempts/{id}/logs
 POST /v1/attempts/{id}/progress
