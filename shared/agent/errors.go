@@ -22,6 +22,7 @@ const (
 	CodeResultTooLarge   = "ResultTooLarge"   // of a step, an effect, or the whole run
 	CodeResultRefused    = "ResultRefused"    // the server refused the result; retried as policy says
 	CodeOutcomeUnknown   = "OutcomeUnknown"   // nobody knows whether an effect happened
+	CodeNotUndone        = "NotUndone"        // an effect is to be undone, and the handler does not say how
 	CodeEffectConflict   = "EffectConflict"   // an effect was begun before with another request
 	CodePermissionDenied = "PermissionDenied" // the agent's permissions do not cover an effect
 	CodeChildFailed      = "ChildFailed"      // a run that it called did not succeed, and the handler left it at that

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -80,6 +81,7 @@ type fakeRun struct {
 	restarts    int
 	claimed     bool
 	index       *int // of a job, and as its completions, too
+	undoes      *fakeRun
 }
 
 type fakeReceipt struct {
@@ -87,6 +89,7 @@ type fakeReceipt struct {
 	nonce string
 	until time.Time
 	asked []string // nonces of calls that were told "unknown"
+	seq   int      // order in which effects were begun
 }
 
 type fakeWorker struct {
@@ -309,6 +312,9 @@ func (f *fake) leaseOf(r *fakeRun) api.Lease {
 		Token: "token-" + r.attempt(), Deadline: api.Time{Time: r.deadline}, HeartbeatEvery: api.Duration(f.beatEvery),
 		Steps: slices.Clone(r.steps), Session: r.session, Index: r.index, Completions: r.index,
 	}
+	if r.undoes != nil {
+		l.Mode, l.Steps, l.Receipts = modeCompensate, append(slices.Clone(r.undoes.steps), r.steps...), r.undoes.undoings()
+	}
 	if r.session != "" {
 		l.State = f.states[r.session]
 	}
@@ -385,13 +391,19 @@ func (f *fake) begin(r *fakeRun, effect string, b api.ReceiptBegin) (*api.Receip
 		if until.After(r.deadline) {
 			until = r.deadline
 		}
-		x = &fakeReceipt{nonce: b.Nonce, until: until}
-		x.State, x.Attempt, x.RequestHash = "intent", r.n, b.RequestHash
+		x = &fakeReceipt{nonce: b.Nonce, until: until, seq: len(f.begins)}
+		x.State, x.Attempt, x.RequestHash, x.Step, x.Effect = "intent", r.n, b.RequestHash, b.Step, effect
+		x.Compensable = b.Compensable
 		r.receipts[key] = x
 		out.Answer, out.Until = api.EffectProceed, &api.Time{Time: until}
 		return out
 	}
 	switch {
+	case r.undoes != nil && !strings.HasPrefix(effect, "undo:"):
+		out.Answer = api.EffectNone
+		if x = r.undoes.receipts[key]; x != nil && x.State == "done" {
+			out.Answer, out.Result = api.EffectDone, x.Result
+		}
 	case x == nil || x.State == "abandoned":
 		return proceed(), nil
 	case x.RequestHash != b.RequestHash:
@@ -494,6 +506,16 @@ func (f *fake) receipt(w http.ResponseWriter, path, token string, body []byte) {
 	var c api.ReceiptCommit
 	_ = json.Unmarshal(body, &c)
 	x := r.receipts[c.Step+"/"+effect]
+	if r.undoes != nil {
+		name, undoes := strings.CutPrefix(effect, "undo:")
+		of := r.undoes.receipts[c.Step+"/"+name]
+		switch {
+		case !undoes:
+			x = of
+		case verb == "commit":
+			of.State = "compensated"
+		}
+	}
 	if x == nil {
 		f.answer(w, nil, problemOf(404, api.CodeNotFound, "no such receipt"))
 		return
@@ -505,6 +527,35 @@ func (f *fake) receipt(w http.ResponseWriter, path, token string, body []byte) {
 	}
 	s := r.standing()
 	f.answer(w, &s, nil)
+}
+
+// compensate makes the run that undoes another one, whose attempts are over.
+func (f *fake) compensate(of *fakeRun) *fakeRun {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, x := range of.receipts {
+		if x.State == "intent" {
+			x.State = "unknown"
+		}
+	}
+	r := f.submitLocked(of.agent, string(of.input))
+	r.undoes = of
+	return r
+}
+
+// undoings are the effects of a run, newest first.
+func (r *fakeRun) undoings() (all []api.Undoing) {
+	list := slices.SortedFunc(maps.Values(r.receipts), func(a, b *fakeReceipt) int { return b.seq - a.seq })
+	for _, x := range list {
+		u := api.Undoing{ID: "id-" + x.Effect, Step: x.Step, Effect: x.Effect, Key: "key-" + x.Effect, State: x.State, Compensable: x.Compensable, Result: x.Result}
+		if x.Compensable && x.State != "compensated" {
+			u.Undo = "undo:" + x.Effect
+		}
+		if x.State != "abandoned" {
+			all = append(all, u)
+		}
+	}
+	return all
 }
 
 func (f *fake) answer(w http.ResponseWriter, body any, p *api.Problem) {

@@ -20,10 +20,10 @@ type OnUnknown string
 
 // What to do about an unknown effect.
 const (
-	// Default is what the agent's manifest says.
+	// Default is to reconcile where there is a hook for it, else what the agent's manifest says.
 	Default OnUnknown = ""
-	// Ask leaves it to a person: the run fails with [CodeOutcomeUnknown], `errand resolve` tells what happened, and a
-	// retry of the run goes on from there.
+	// Ask leaves it to a person: the run waits, without an attempt, until `errand resolve` tells what happened. Once
+	// returns an error that wraps [ErrParked], which the handler must return.
 	Ask OnUnknown = "ask"
 	// Reconcile asks the effect's own hook.
 	Reconcile OnUnknown = "reconcile"
@@ -42,7 +42,14 @@ type Effect[T any] struct {
 	Do func(ctx context.Context, key string) (T, error)
 	// Reconcile finds out whether an effect that was begun took place, and with which result.
 	Reconcile func(ctx context.Context, key string) (result T, happened bool, err error)
-	// Compensate undoes the effect when the run ends without success.
+	// Compensate undoes the effect when the run ends without success: fails, is canceled, or passes its deadline. It gets
+	// the key and the result of Do, and is called for the effect that happened last first. It returns nil when nothing of
+	// the effect is left. After an error it is called again, as the agent's retry policy says. When an attempt dies in
+	// the middle of it, it is called again where OnUnknown is Repeat; otherwise a person says whether the effect was
+	// undone.
+	//
+	// To find it, the handler is run again with the steps and effects on record, up to where the run got: what it does
+	// outside of steps is done again, and so are steps that performed effects with a Compensate.
 	Compensate func(ctx context.Context, key string, result T) error
 	OnUnknown  OnUnknown
 	// Timeout is how long Do may take; a minute when 0, and never past the attempt's deadline.
@@ -75,27 +82,48 @@ func Once[T any](ctx context.Context, r *Run, name string, e Effect[T]) (T, erro
 	if r.client == nil || r.a.box == nil {
 		return zero, errNoServer
 	}
+	step, _ := ctx.Value(stepKey{}).(string)
+	o, err := newOnce(r, name, step, e)
+	if err != nil {
+		return zero, err
+	}
+	// 2. Ask the server until it says do it, or here is the result.
+	if r.undo != nil {
+		o.ask = o.known
+	}
+	return o.rounds(ctx)
+}
+
+func newOnce[T any](r *Run, name, step string, e Effect[T]) (*once[T], error) {
 	hash, err := requestHash(e.Request)
 	if err != nil {
-		return zero, r.fault(failf(CodeOutputInvalid, "effect %q: request: %w", name, err))
+		return nil, r.fault(failf(CodeOutputInvalid, "effect %q: request: %w", name, err))
 	}
-	step, _ := ctx.Value(stepKey{}).(string)
-	o := &once[T]{r: r, e: &e, name: name, step: step}
 	timeout := e.Timeout
 	if timeout <= 0 {
 		timeout = defaultEffect
 	}
-	o.begin = api.ReceiptBegin{
-		Step: step, RequestHash: hash, Nonce: rand.Text(), Timeout: (*api.Duration)(&timeout), OnUnknown: string(e.OnUnknown),
+	if e.OnUnknown == Default && e.Reconcile != nil {
+		e.OnUnknown = Reconcile
 	}
-	// 2. Ask the server until it says do it, or here is the result.
+	o := &once[T]{r: r, e: &e, name: name, step: step, begin: api.ReceiptBegin{
+		Step: step, RequestHash: hash, Nonce: rand.Text(), Timeout: (*api.Duration)(&timeout), OnUnknown: string(e.OnUnknown),
+		Compensable: e.Compensate != nil,
+	}}
+	o.ask = o.round
+	return o, nil
+}
+
+// rounds asks until there is an answer.
+func (o *once[T]) rounds(ctx context.Context) (T, error) {
 	for range maxRounds {
-		result, done, err := o.round(ctx)
+		result, done, err := o.ask(ctx)
 		if done || err != nil {
 			return result, err
 		}
 	}
-	return zero, fmt.Errorf("effect %q: no decision after %d rounds: %w", name, maxRounds, Retry(time.Minute))
+	var zero T
+	return zero, fmt.Errorf("effect %q: no decision after %d rounds: %w", o.name, maxRounds, Retry(time.Minute))
 }
 
 // once is one call of Once.
@@ -105,6 +133,8 @@ type once[T any] struct {
 	name  string
 	step  string
 	begin api.ReceiptBegin
+	// ask is round, or known where the run is being undone.
+	ask func(context.Context) (result T, done bool, err error)
 }
 
 // round asks once and does what the answer says. It is not done when the server is to be asked again.
@@ -145,7 +175,7 @@ func (o *once[T]) perform(ctx context.Context, answer *api.ReceiptAnswer, asked 
 	}
 	doCtx, cancel := context.WithDeadline(ctx, until)
 	defer cancel()
-	result, err := o.e.Do(doCtx, answer.ID)
+	result, err := o.e.Do(doCtx, keyOf(answer))
 	// 2. What happened is recorded even when the attempt is ending.
 	var not *notDone
 	if errors.As(err, &not) {
@@ -160,6 +190,14 @@ func (o *once[T]) perform(ctx context.Context, answer *api.ReceiptAnswer, asked 
 	return result, o.commit(ctx, result, "")
 }
 
+// keyOf is what the outside system is given as its idempotency key.
+func keyOf(answer *api.ReceiptAnswer) string {
+	if answer.Key != "" {
+		return answer.Key
+	}
+	return answer.ID
+}
+
 // settle deals with an effect of which the server does not know whether it happened.
 func (o *once[T]) settle(ctx context.Context, answer *api.ReceiptAnswer) (result T, done bool, err error) {
 	policy := OnUnknown(answer.OnUnknown)
@@ -170,11 +208,13 @@ func (o *once[T]) settle(ctx context.Context, answer *api.ReceiptAnswer) (result
 	case policy == Reconcile && o.e.Reconcile != nil:
 	case policy == Repeat:
 		return result, false, fmt.Errorf("effect %q: the server does not let it be repeated yet: %w", o.name, Retry(0))
-	default:
+	case policy == FailRun:
 		return result, false, o.r.fault(failf(CodeOutcomeUnknown, "effect %q (receipt %s): whether it happened is unknown; find out, tell with `errand resolve %s`, and retry the run",
 			o.name, answer.ID, answer.ID))
+	default:
+		return result, true, o.r.ask(o.name, answer.ID)
 	}
-	result, happened, err := o.e.Reconcile(ctx, answer.ID)
+	result, happened, err := o.e.Reconcile(ctx, keyOf(answer))
 	switch {
 	case err != nil:
 		return result, false, fmt.Errorf("effect %q: find out whether it happened: %w", o.name, err)
@@ -201,7 +241,7 @@ func (o *once[T]) commit(ctx context.Context, result T, reconciled string) error
 
 func (o *once[T]) abandon(ctx context.Context) error {
 	return o.end(ctx, "abandon", func(ctx context.Context) (*api.Standing, error) {
-		return o.r.client.AbandonReceipt(ctx, o.r.a.Attempt, o.r.a.Token, o.name, o.step)
+		return o.r.client.AbandonReceipt(ctx, o.r.a.Attempt, o.r.a.Token, o.name, api.ReceiptCommit{Step: o.step})
 	})
 }
 

@@ -55,7 +55,7 @@ func TestOnce(t *testing.T) {
 			wantState: "succeeded", wantTries: 2, wantDone: 1,
 		},
 		"an unknown outcome is left to a person by default": {
-			outside: outside{fail: lost}, wantState: "failed", wantCode: CodeOutcomeUnknown, wantTries: 1,
+			outside: outside{fail: lost}, wantState: "waiting", wantTries: 1,
 		},
 		"an unknown outcome fails the run where asked to": {
 			effect: Effect[sent]{OnUnknown: FailRun}, outside: outside{fail: lost}, wantState: "failed", wantCode: CodeOutcomeUnknown, wantTries: 1,
@@ -67,6 +67,10 @@ func TestOnce(t *testing.T) {
 			effect: Effect[sent]{OnUnknown: Reconcile, Reconcile: func(_ context.Context, key string) (sent, bool, error) {
 				return sent{ID: "m" + key}, true, nil
 			}},
+			outside: outside{fail: lost}, wantState: "succeeded", wantTries: 1,
+		},
+		"a hook is asked without being told to": {
+			effect:  Effect[sent]{Reconcile: func(_ context.Context, key string) (sent, bool, error) { return sent{ID: "m" + key}, true, nil }},
 			outside: outside{fail: lost}, wantState: "succeeded", wantTries: 1,
 		},
 		"the hook finds that it did not happen": {
@@ -86,7 +90,7 @@ func TestOnce(t *testing.T) {
 			outside: outside{fail: lost}, wantState: "succeeded", wantTries: 1,
 		},
 		"reconcile without a hook is left to a person": {
-			effect: Effect[sent]{OnUnknown: Reconcile}, outside: outside{fail: lost}, wantState: "failed", wantCode: CodeOutcomeUnknown, wantTries: 1,
+			effect: Effect[sent]{OnUnknown: Reconcile}, outside: outside{fail: lost}, wantState: "waiting", wantTries: 1,
 		},
 	}
 	for name, tt := range tests {

@@ -50,9 +50,13 @@ type Run struct {
 	spent  Usage // all of this attempt
 	models int   // different models in spent
 	score  *float64
-	turn   any // pointer to the session's state
+	undo   *undoing // of an attempt that undoes a run; nil otherwise
+	turn   any      // pointer to the session's state
 	log    *slog.Logger
 }
+
+// modeCompensate is the mode of attempts that undo a run.
+const modeCompensate = "compensate"
 
 func newRun(a *Attempt, client *api.Client) *Run {
 	r := &Run{
@@ -64,6 +68,11 @@ func newRun(a *Attempt, client *api.Client) *Run {
 		for _, s := range a.Steps {
 			r.steps[s.Name] = s
 		}
+		r.counts = make(map[string]int)
+		withoutAsked(r.steps, r.counts)
+	}
+	if a.Mode == modeCompensate {
+		r.undo = newUndoing(a.Receipts)
 	}
 	return r
 }
@@ -159,8 +168,8 @@ func run[In, Out any](ctx context.Context, client *api.Client, a *Attempt, handl
 		}
 	}()
 	// 1. What is asked for.
-	if a.Mode != "" && a.Mode != "run" {
-		return Failed(failf(CodeUnsupported, "mode %q: this agent's SDK knows only run", clip(a.Mode, 40)))
+	if a.Mode != "" && a.Mode != "run" && a.Mode != modeCompensate {
+		return Failed(failf(CodeUnsupported, "mode %q: this agent's SDK knows only run and compensate", clip(a.Mode, 40)))
 	}
 	var in In
 	if len(a.Input) > 0 {
@@ -169,6 +178,9 @@ func run[In, Out any](ctx context.Context, client *api.Client, a *Attempt, handl
 		}
 	}
 	// 2. Work.
+	if r.undo != nil {
+		return r.compensate(ctx, func() error { _, err := handler(ctx, r, in); return err })
+	}
 	out, err := handler(ctx, r, in)
 	// 3. What became of it.
 	return r.result(ctx, out, err)

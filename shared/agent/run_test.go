@@ -435,7 +435,7 @@ func TestLogReachesTheRun(t *testing.T) {
 }
 
 func TestAttemptOfAnotherModeIsRefused(t *testing.T) {
-	a := &Attempt{Lease: api.Lease{Attempt: "r.1", Mode: "compensate", Input: json.RawMessage(`1`)}}
+	a := &Attempt{Lease: api.Lease{Attempt: "r.1", Mode: "settle", Input: json.RawMessage(`1`)}}
 	result := run(t.Context(), nil, a, func(context.Context, *Run, int) (int, error) { t.Error("the handler ran"); return 0, nil })
 	if result.Err == nil || result.Err.Code != CodeUnsupported {
 		t.Errorf("%+v", result)

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"unicode/utf8"
 
 	"github.com/errand-run/errand/shared/api"
@@ -26,6 +27,11 @@ func Step[T any](ctx context.Context, r *Run, name string, fn func(context.Conte
 	if err != nil {
 		return zero, err
 	}
+	if found && r.undo != nil {
+		if err := r.findWithin(ctx, name, func(ctx context.Context) error { _, err := fn(ctx); return err }); err != nil {
+			return zero, err
+		}
+	}
 	if found {
 		if recorded.Error != nil {
 			return zero, fmt.Errorf("step %q: %w", name, fromRecord(recorded.Error))
@@ -38,6 +44,9 @@ func Step[T any](ctx context.Context, r *Run, name string, fn func(context.Conte
 	}
 	// 2. The work.
 	result, err := fn(context.WithValue(ctx, stepKey{}, name))
+	if r.undo != nil { // nothing is recorded any more
+		return result, err
+	}
 	step := &api.Step{Name: name}
 	if err != nil {
 		var typed *Error
@@ -74,9 +83,14 @@ func (r *Run) enter(ctx context.Context, name string) (step api.Step, found bool
 		return step, false, fmt.Errorf("step %q: %w", name, ErrParked)
 	case ctx.Err() != nil:
 		return step, false, fmt.Errorf("step %q: %w", name, context.Cause(ctx))
+	case r.undo != nil && r.undo.over():
+		return step, false, fmt.Errorf("step %q: %w", name, errReplayed)
 	}
 	if err := checkName("step", name); err != nil {
 		return step, false, r.breakWith(err)
+	}
+	if strings.HasPrefix(name, askedStep) {
+		return step, false, r.breakWith(failf(CodeNameInvalid, "step %q: names that begin with %s are of steps in which a person is asked", clip(name, 60), askedStep))
 	}
 	if r.asked[name] {
 		return step, false, r.breakWith(failf(CodeDuplicateStep, "step %q was asked for twice: names are unique within a run; put an index into them", name))
@@ -93,6 +107,9 @@ func (r *Run) enter(ctx context.Context, name string) (step api.Step, found bool
 		}
 		delete(r.steps, name)
 		return step, true, nil
+	}
+	if r.undo != nil && r.undo.inStep(name) == 0 {
+		return step, false, fmt.Errorf("step %q: %w", name, errReplayed)
 	}
 	if r.ended >= api.MaxSteps {
 		return step, false, r.breakWith(failf(CodeTooManySteps, "step %q: the run has %d steps recorded, which is the most it can have", name, r.ended))

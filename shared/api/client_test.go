@@ -180,7 +180,7 @@ func TestCallsOnTheWire(t *testing.T) {
 			return err
 		}, `POST /v1/attempts/r1.1/receipts/e:commit Authorization=Bearer own {"step":"s","result":1}`},
 		"AbandonReceipt": {func(ctx context.Context, c *Client) error {
-			_, err := c.AbandonReceipt(ctx, "r1.1", "own", "e", "s")
+			_, err := c.AbandonReceipt(ctx, "r1.1", "own", "e", ReceiptCommit{Step: "s"})
 			return err
 		}, `POST /v1/attempts/r1.1/receipts/e:abandon Authorization=Bearer own {"step":"s"}`},
 	}

@@ -70,8 +70,8 @@ func (c *Client) CommitReceipt(ctx context.Context, attempt, token, effect strin
 }
 
 // AbandonReceipt records that an effect that was begun certainly did not happen.
-func (c *Client) AbandonReceipt(ctx context.Context, attempt, token, effect, step string) (*Standing, error) {
-	return c.endReceipt(ctx, attempt, token, effect, ":abandon", ReceiptCommit{Step: step})
+func (c *Client) AbandonReceipt(ctx context.Context, attempt, token, effect string, body ReceiptCommit) (*Standing, error) {
+	return c.endReceipt(ctx, attempt, token, effect, ":abandon", body)
 }
 
 func (c *Client) endReceipt(ctx context.Context, attempt, token, effect, verb string, b ReceiptCommit) (*Standing, error) {
