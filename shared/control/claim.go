@@ -148,7 +148,7 @@ func (p *Plane) Begin(ctx context.Context, b Beginning) (Begun, error) {
 	agent := x.object.(*fleet.Agent)
 	spec := run.Spec{
 		Kind: run.KindAgent, Agent: b.Agent, Version: agent.Version, Revision: x.revision, Tenant: b.Tenant, Priority: admission.DefaultPriority,
-		Labels: b.Labels, Key: b.Key, CreatedAt: now, RetainFor: retainFor(agent), Session: b.Session, Trace: b.Trace,
+		Labels: b.Labels, Key: b.Key, CreatedAt: now, RetainFor: retainFor(agent.Retain), Session: b.Session, Trace: b.Trace,
 	}
 	p.identify(&spec, &b.Submission)
 	var err error
@@ -158,7 +158,7 @@ func (p *Plane) Begin(ctx context.Context, b Beginning) (Begun, error) {
 	if err := p.groupsFree(&spec); err != nil {
 		return Begun{}, err
 	}
-	a, err := p.arrivalOf(spec, b.Input, agent, b.Actor, now)
+	a, err := p.arrivalOf(spec, b.Input, &agent.Timeouts, b.Actor, now)
 	if err != nil {
 		return Begun{}, err
 	}

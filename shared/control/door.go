@@ -64,6 +64,7 @@ func refuse(code Code, format string, args ...any) *Refusal {
 // Submission asks for one run.
 type Submission struct {
 	Agent     string
+	Workflow  string // in place of Agent
 	Input     json.RawMessage
 	Tenant    string // "default" when empty
 	Priority  *int   // 50 when nil

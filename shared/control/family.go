@@ -222,7 +222,7 @@ func (p *Plane) childOf(ctx context.Context, parent *run.Record, stage string, i
 			return arrival{}, &Refusal{Code: CodeInvalid, Detail: fmt.Sprintf("%s: input does not match the schema of agent %s", where, c.Agent), Faults: faults}
 		}
 	}
-	spec.Kind, spec.Agent, spec.Version, spec.Revision, spec.RetainFor = run.KindAgent, c.Agent, agent.Version, x.revision, retainFor(agent)
+	spec.Kind, spec.Agent, spec.Version, spec.Revision, spec.RetainFor = run.KindAgent, c.Agent, agent.Version, x.revision, retainFor(agent.Retain)
 	if agent.Shape == fleet.Instance {
 		spec.Session = "default"
 	}
@@ -231,7 +231,7 @@ func (p *Plane) childOf(ctx context.Context, parent *run.Record, stage string, i
 		return arrival{}, fmt.Errorf("%s: %w", where, err)
 	}
 	spec.Groups = append(spec.Groups, groups...)
-	return p.arrivalOf(spec, c.Input, agent, "run:"+parent.ID, now)
+	return p.arrivalOf(spec, c.Input, &agent.Timeouts, "run:"+parent.ID, now)
 }
 
 // mayCall refuses what the parent's agent is not permitted. A workflow calls what it declares.

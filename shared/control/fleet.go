@@ -21,6 +21,7 @@ import (
 	"github.com/errand-run/errand/shared/run"
 	"github.com/errand-run/errand/shared/store"
 	"github.com/errand-run/errand/shared/trigger"
+	"github.com/errand-run/errand/shared/workflow"
 )
 
 // maxApply bounds the objects of one apply: they are written as one unit, two documents each.
@@ -36,9 +37,11 @@ type declaration struct {
 	input, output *jsonschema.Schema // agents; nil for any
 	perKey        *expr.Program      // agents; nil without concurrency.perKey
 	mapper        *trigger.Mapper    // triggers
+	plan          *workflow.Plan     // workflows
 }
 
-// stored is a declaration's document. A revision of an agent is kept under its own id for the runs that began with it.
+// stored is a declaration's document. A revision of an agent or a workflow is kept under its own id for the runs that
+// began with it.
 type stored struct {
 	Object    json.RawMessage `json:"object"`
 	UpdatedAt run.Instant     `json:"updatedAt"`
@@ -51,15 +54,18 @@ const tagCurrent = "current"
 
 func declaredID(kind, name string) string { return kind + "/" + name }
 
-func revisionID(name string, revision int64) string {
-	return fmt.Sprintf("Agent/%s@%d", name, revision)
+func revisionID(kind, name string, revision int64) string {
+	return fmt.Sprintf("%s/%s@%d", kind, name, revision)
 }
+
+// hasRevisions reports whether runs of the kind keep the revision that they began with.
+func hasRevisions(kind string) bool { return kind == fleet.KindAgent || kind == fleet.KindWorkflow }
 
 // declarations is what is declared, in memory: read by every decision, replaced on apply.
 type declarations struct {
 	mu      sync.RWMutex
 	current map[objectKey]*declaration
-	kept    map[revisionKey]*declaration // revisions of agents that runs still use; bounded
+	kept    map[revisionKey]*declaration // revisions that runs still use; bounded
 	tenants map[string]*fleet.Tenant     // those that were never declared, with the defaults; bounded
 	changes int64                        // how often something was put into force or taken out
 
@@ -77,8 +83,8 @@ func (d *declarations) changed() int64 {
 type objectKey struct{ kind, name string }
 
 type revisionKey struct {
-	agent    string
-	revision int64
+	kind, name string
+	revision   int64
 }
 
 // id names the declaration's document.
@@ -224,7 +230,7 @@ func decodeDeclaration(doc store.Doc, known *declaration) (*declaration, error) 
 	return x, nil
 }
 
-// compile prepares an agent's schemas and a trigger's expressions.
+// compile prepares schemas and expressions.
 func (x *declaration) compile() []Fault {
 	var faults []Fault
 	if t, ok := x.object.(*fleet.Trigger); ok {
@@ -234,6 +240,9 @@ func (x *declaration) compile() []Fault {
 			faults = append(faults, Fault{p.Path, p.Message})
 		}
 		return faults
+	}
+	if w, ok := x.object.(*fleet.Workflow); ok {
+		return x.compileFlow(w)
 	}
 	a, ok := x.object.(*fleet.Agent)
 	if !ok {
@@ -289,10 +298,15 @@ func (noLoader) Load(url string) (any, error) {
 
 // agentAt returns the agent as it was declared when a run began with it.
 func (p *Plane) agentAt(ctx context.Context, name string, revision int64) (*declaration, error) {
+	return p.declaredAt(ctx, fleet.KindAgent, name, revision)
+}
+
+// declaredAt returns an agent or a workflow as it was declared when a run began with it.
+func (p *Plane) declaredAt(ctx context.Context, kind, name string, revision int64) (*declaration, error) {
 	d := p.declared
 	d.mu.RLock()
-	cur := d.current[objectKey{fleet.KindAgent, name}]
-	kept := d.kept[revisionKey{name, revision}]
+	cur := d.current[objectKey{kind, name}]
+	kept := d.kept[revisionKey{kind, name, revision}]
 	d.mu.RUnlock()
 	switch {
 	case cur != nil && (cur.revision == revision || revision == 0):
@@ -300,12 +314,12 @@ func (p *Plane) agentAt(ctx context.Context, name string, revision int64) (*decl
 	case kept != nil:
 		return kept, nil
 	}
-	doc, err := p.store.Get(ctx, store.KindFleet, revisionID(name, revision))
+	doc, err := p.store.Get(ctx, store.KindFleet, revisionID(kind, name, revision))
 	if errors.Is(err, store.ErrNotFound) {
-		return nil, refuse(CodeNotFound, "agent %s is not declared in revision %d any more", name, revision)
+		return nil, refuse(CodeNotFound, "%s %s is not declared in revision %d any more", strings.ToLower(kind), name, revision)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read agent %s in revision %d: %w", name, revision, err)
+		return nil, fmt.Errorf("read %s %s in revision %d: %w", strings.ToLower(kind), name, revision, err)
 	}
 	x, err := decodeDeclaration(doc, nil)
 	if err != nil {
@@ -317,7 +331,7 @@ func (p *Plane) agentAt(ctx context.Context, name string, revision int64) (*decl
 	if len(d.kept) >= maxKept {
 		clear(d.kept)
 	}
-	d.kept[revisionKey{name, revision}] = x
+	d.kept[revisionKey{kind, name, revision}] = x
 	return x, nil
 }
 
@@ -384,7 +398,7 @@ func (p *Plane) Apply(ctx context.Context, objects []fleet.Object, opts ApplyOpt
 	if err := p.refresh(ctx); err != nil {
 		return nil, fmt.Errorf("apply: %w", err)
 	}
-	if faults := p.agentsMissing(objects, seen, opts.Prune); len(faults) > 0 {
+	if faults := append(p.agentsMissing(objects, seen, opts.Prune), p.checkFlows(next, opts.Prune)...); len(faults) > 0 {
 		return nil, &Refusal{Code: CodeInvalid, Detail: "nothing was applied", Faults: faults}
 	}
 	results := make([]Applied, 0, len(objects))
@@ -417,7 +431,7 @@ func (p *Plane) Apply(ctx context.Context, objects []fleet.Object, opts ApplyOpt
 			if seen[x.id()] {
 				continue
 			}
-			if err := p.deletable(x); err != nil {
+			if err := p.deletable(x, seen); err != nil {
 				return nil, err
 			}
 			removed = append(removed, x)
@@ -459,9 +473,9 @@ func declarationWrites(x *declaration, by string) ([]store.Write, error) {
 	writes := []store.Write{{Expect: x.revision - 1, Doc: store.Doc{
 		Kind: store.KindFleet, ID: x.id(), Version: x.revision, Tag: tagCurrent, Body: body,
 	}}}
-	if x.object.Kind() == fleet.KindAgent {
+	if kind := x.object.Kind(); hasRevisions(kind) {
 		writes = append(writes, store.Write{Expect: store.AnyVersion, Doc: store.Doc{
-			Kind: store.KindFleet, ID: revisionID(x.object.Name(), x.revision), Version: 1, Body: body,
+			Kind: store.KindFleet, ID: revisionID(kind, x.object.Name(), x.revision), Version: 1, Body: body,
 		}})
 	}
 	return writes, nil
@@ -484,8 +498,8 @@ func (p *Plane) declareSince(since int64, changed, removed []*declaration) bool 
 	}
 	d.changes++
 	for _, x := range changed {
-		if old := d.current[x.key()]; old != nil && x.object.Kind() == fleet.KindAgent {
-			d.kept[revisionKey{x.object.Name(), old.revision}] = old
+		if old := d.current[x.key()]; old != nil && hasRevisions(x.object.Kind()) {
+			d.kept[revisionKey{x.object.Kind(), x.object.Name(), old.revision}] = old
 		}
 		d.current[x.key()] = x
 	}
@@ -541,8 +555,12 @@ func (p *Plane) warnings(obj fleet.Object) []string {
 	return w
 }
 
-// deletable refuses the deletion of what live runs still need.
-func (p *Plane) deletable(x *declaration) error {
+// deletable refuses the deletion of what live runs still need, and of what a workflow names that stays declared: of all
+// of them, or of those that stay when a set is applied and all others are deleted.
+func (p *Plane) deletable(x *declaration, stay map[string]bool) error {
+	if user := p.usedBy(x, stay); user != "" {
+		return refuse(CodeConflict, "%s %s is called by workflow %s: change or delete that one first", strings.ToLower(x.object.Kind()), x.object.Name(), user)
+	}
 	if !p.leads() && !p.store.Exclusive() {
 		return notLeading("delete") // who decides knows what lives
 	}
@@ -574,7 +592,7 @@ func (p *Plane) Delete(ctx context.Context, kind, name string, revision int64, _
 	case revision != 0 && revision != x.revision:
 		return &Refusal{Code: CodeStale, Detail: fmt.Sprintf("%s %s has changed", strings.ToLower(kind), name), Current: fmt.Sprint(x.revision)}
 	}
-	if err := p.deletable(x); err != nil {
+	if err := p.deletable(x, nil); err != nil {
 		return err
 	}
 	err := p.store.Commit(ctx, []store.Unit{{Token: p.newID(), Writes: []store.Write{deletion(x)}}})[0]

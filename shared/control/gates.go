@@ -84,6 +84,9 @@ const maxLeft = 1 << 40
 
 // countsWaiting reports whether waiting for a person counts towards the run's time.
 func (p *Plane) countsWaiting(ctx context.Context, rec *run.Record) bool {
+	if rec.Kind != run.KindAgent {
+		return p.flowCountsWaiting(ctx, rec)
+	}
 	a := p.agentOf(ctx, rec)
 	return a != nil && a.Timeouts.CountWaiting
 }

@@ -15,7 +15,7 @@ import (
 // soon than the bound, the horizon is nearer.
 
 // asleep counts the wake-ups of runs that are not in memory but for them.
-func (ix *index) asleep() int { return max(ix.timers.Len()-len(ix.runs), 0) }
+func (ix *index) asleep() int { return max(ix.timers.Len()-len(ix.runs)-len(ix.standing), 0) }
 
 // roomForTimers reports whether the next stretch of wake-ups can be read.
 func (ix *index) roomForTimers() bool { return ix.asleep() <= ix.cfg.MaxTimers/2 }
@@ -24,7 +24,8 @@ func (ix *index) roomForTimers() bool { return ix.asleep() <= ix.cfg.MaxTimers/2
 func (ix *index) cut(to run.Instant) {
 	ix.horizon = to
 	ix.timers.drop(func(t timer) bool {
-		return t.when > to && ix.runs[t.key] == nil && t.key != patientKey && t.key != backlogKey && t.key != kinWakeKey
+		_, stands := ix.standing[t.key]
+		return t.when > to && ix.runs[t.key] == nil && !stands && t.key != patientKey && t.key != backlogKey && t.key != kinWakeKey
 	})
 }
 
@@ -35,11 +36,14 @@ func (ix *index) trim(now run.Instant) {
 	}
 	whens := make([]run.Instant, 0, ix.timers.Len())
 	for _, t := range ix.timers.heap {
-		if ix.runs[t.key] == nil {
+		if _, stands := ix.standing[t.key]; ix.runs[t.key] == nil && !stands {
 			whens = append(whens, t.when)
 		}
 	}
 	slices.Sort(whens)
+	if len(whens) == 0 {
+		return
+	}
 	if to := whens[min(ix.cfg.MaxTimers/2, len(whens)-1)] - 1; to > now && to < ix.horizon {
 		ix.cut(to)
 	}

@@ -49,10 +49,13 @@ type index struct {
 	fleetChanged bool        // what could not be placed may be placeable now
 	backlog      bool        // some queued runs are in the store only
 	removal      *retention
-	losses       []edit   // attempts whose executors are gone, and that could not be taken back yet
-	left         []string // runs of which the store may know more
-	sweep        bool     // look for what became due and nobody told of
-	kin          kinship  // runs that go on by their children
+	losses       []edit              // attempts whose executors are gone, and that could not be taken back yet
+	left         []string            // runs of which the store may know more
+	sweep        bool                // look for what became due and nobody told of
+	kin          kinship             // runs that go on by their children
+	standing     map[string]struct{} // runs whose wake-up is in memory whatever the horizon, see stands
+	flights      flights             // runs of workflows, see flow.go
+	flows        map[string]*flowLoad
 	undoings     map[string]*undoing
 
 	stops map[string]run.Reason // live attempts that are told to end
@@ -170,6 +173,8 @@ func newIndex(cfg Config) *index {
 		boxes:       make(map[string]*outbox),
 		kin:         newKinship(),
 		undoings:    make(map[string]*undoing),
+		standing:    make(map[string]struct{}),
+		flows:       make(map[string]*flowLoad),
 		removal:     &retention{next: 1}, // what is there to remove is not known yet
 	}
 }
@@ -186,6 +191,9 @@ func (ix *index) declared(p *Plane, obj fleet.Object) {
 		}
 	case *fleet.Tenant:
 		ix.queue.SetWeight(o.Name(), o.Weight)
+		if load := ix.flows[o.Name()]; load != nil {
+			ix.wakeFlows(load)
+		}
 	}
 	ix.fleetChanged = true
 }
@@ -296,6 +304,7 @@ func (ix *index) set(p *Plane, r *run.Record, gone bool) (turn bool, after effec
 		}
 	}
 	// 4. Those whom it concerns.
+	ix.flowing(r, gone)
 	if !gone && p.leads() && ix.related(p, r) {
 		turn = true
 	}
@@ -306,14 +315,26 @@ func (ix *index) set(p *Plane, r *run.Record, gone bool) (turn bool, after effec
 	case terminal:
 		turn = !gone && ix.removal.ended(when) || turn
 		when = 0
-	case when > ix.horizon && ix.runs[r.ID] == nil:
+	case when > ix.horizon && ix.runs[r.ID] == nil && !stands(r):
 		when = 0
+	}
+	if delete(ix.standing, r.ID); when != 0 && ix.runs[r.ID] == nil && stands(r) {
+		ix.standing[r.ID] = struct{}{}
 	}
 	if soonest := ix.timers.next(); when != 0 && (soonest == 0 || when < soonest) {
 		turn = true
 	}
 	ix.timers.set(r.ID, when)
 	return turn || ix.queue.Due(), after
+}
+
+// stands reports whether the store's index has a run as due since its last event: no horizon that comes nearer finds the
+// end of its time there, so that this is kept in memory however far it is.
+func stands(r *run.Record) bool {
+	if r.State == run.Queued {
+		return r.Kind != run.KindAgent
+	}
+	return !r.State.Terminal() && r.WakeAt() == r.UpdatedAt
 }
 
 // wakeOf is when the loop must look at a run: for one that the store's index has as due since long, so that it is found,
@@ -528,10 +549,13 @@ func (ix *index) workersOf(want func(*worker) bool) []WorkerStatus {
 
 // knownAgent is the run's agent if its declaration is in memory; nil otherwise.
 func (p *Plane) knownAgent(r *run.Record) *declaration {
+	if r.Kind != run.KindAgent {
+		return nil
+	}
 	d := p.declared
 	d.mu.RLock()
 	defer d.mu.RUnlock()
-	if kept := d.kept[revisionKey{r.Agent, r.Revision}]; kept != nil {
+	if kept := d.kept[revisionKey{fleet.KindAgent, r.Agent, r.Revision}]; kept != nil {
 		return kept
 	}
 	if cur := d.current[objectKey{fleet.KindAgent, r.Agent}]; cur != nil && cur.revision == r.Revision {

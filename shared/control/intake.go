@@ -209,6 +209,9 @@ func (p *Plane) admit(ctx context.Context, s *Submission, now run.Instant, queue
 	if s.Tenant == "" {
 		s.Tenant = fleet.DefaultTenant
 	}
+	if s.Workflow != "" {
+		return p.admitFlow(ctx, s, now, queuedNow)
+	}
 	x := p.agentNamed(ctx, s.Agent)
 	if err := checkSubmission(s, x, now); err != nil {
 		return arrival{}, err
@@ -238,7 +241,7 @@ func (p *Plane) admit(ctx context.Context, s *Submission, now run.Instant, queue
 	spec := run.Spec{
 		Kind: run.KindAgent, Agent: s.Agent, Version: agent.Version, Revision: x.revision, Tenant: s.Tenant,
 		Priority: priority, Labels: s.Labels, Key: s.Key, CreatedAt: now, NotBefore: run.At(s.NotBefore), Deadline: run.At(s.Deadline),
-		RetainFor: retainFor(agent), Session: s.Session, Trace: s.Trace, BudgetUSD: s.BudgetUSD, BudgetToken: s.Tokens,
+		RetainFor: retainFor(agent.Retain), Session: s.Session, Trace: s.Trace, BudgetUSD: s.BudgetUSD, BudgetToken: s.Tokens,
 	}
 	if spec.Session == "" && agent.Shape == fleet.Instance {
 		spec.Session = "default"
@@ -248,7 +251,7 @@ func (p *Plane) admit(ctx context.Context, s *Submission, now run.Instant, queue
 	if spec.Groups, err = x.groupsOf(ctx, &spec, s.Input); err != nil {
 		return arrival{}, err
 	}
-	a, err := p.arrivalOf(spec, s.Input, agent, s.Actor, now)
+	a, err := p.arrivalOf(spec, s.Input, &agent.Timeouts, s.Actor, now)
 	a.delay = v.Delay
 	return a, err
 }
@@ -275,7 +278,8 @@ func requestHash(s *Submission) string {
 		Deadline, NotBefore    int64
 		USD                    float64
 		Tokens                 int64
-	}{s.Agent, s.Tenant, s.Session, compact(s.Input), s.Labels, s.Priority, int64(run.At(s.Deadline)), int64(run.At(s.NotBefore)), s.BudgetUSD, s.Tokens})
+		Workflow               string `json:",omitempty"`
+	}{s.Agent, s.Tenant, s.Session, compact(s.Input), s.Labels, s.Priority, int64(run.At(s.Deadline)), int64(run.At(s.NotBefore)), s.BudgetUSD, s.Tokens, s.Workflow})
 	if err != nil {
 		body = s.Input // not JSON: cannot happen after the checks
 	}
@@ -299,7 +303,7 @@ func compact(v json.RawMessage) json.RawMessage {
 }
 
 // arrivalOf makes the first record of a run.
-func (p *Plane) arrivalOf(spec run.Spec, input json.RawMessage, agent *fleet.Agent, actor string, now run.Instant) (arrival, error) {
+func (p *Plane) arrivalOf(spec run.Spec, input json.RawMessage, within *fleet.Timeouts, actor string, now run.Instant) (arrival, error) {
 	var a arrival
 	if err := spec.Validate(); err != nil {
 		return a, refuse(CodeInvalid, "%v", err)
@@ -312,12 +316,12 @@ func (p *Plane) arrivalOf(spec run.Spec, input json.RawMessage, agent *fleet.Age
 		spec.Requester = actor
 	}
 	spec.Latest = run.Earliest(spec.Latest, spec.Deadline)
-	if agent.Timeouts.Run > 0 {
-		spec.Deadline = run.Earliest(spec.Deadline, max(now, spec.NotBefore).Add(agent.Timeouts.Run.Std()))
+	if within.Run > 0 {
+		spec.Deadline = run.Earliest(spec.Deadline, max(now, spec.NotBefore).Add(within.Run.Std()))
 	}
 	var due run.Instant
-	if agent.Timeouts.Queue > 0 {
-		due = max(now, spec.NotBefore).Add(agent.Timeouts.Queue.Std())
+	if within.Queue > 0 {
+		due = max(now, spec.NotBefore).Add(within.Queue.Std())
 	}
 	a.rec = run.New(spec, run.Event{Type: run.EvSubmitted, At: now, Actor: actor, Due: due})
 	if spec.NotBefore > now {
@@ -332,6 +336,7 @@ func checkSubmission(s *Submission, x *declaration, now run.Instant) error {
 		faults = append(faults, Fault{where, fmt.Sprintf(format, args...)})
 	}
 	switch {
+	case s.Workflow != "": // it is there
 	case s.Agent == "":
 		bad("agent", "name the agent that is to run")
 	case x == nil:

@@ -476,6 +476,9 @@ func (p *Plane) attemptTimeout(ctx context.Context, rec *run.Record) time.Durati
 
 // agentOf is the agent as declared for the run; nil if it is nowhere any more.
 func (p *Plane) agentOf(ctx context.Context, rec *run.Record) *fleet.Agent {
+	if rec.Kind != run.KindAgent {
+		return nil
+	}
 	x, err := p.agentAt(ctx, rec.Agent, rec.Revision)
 	if err != nil {
 		return nil

@@ -47,7 +47,7 @@ func (p *Plane) stepPlace(ctx context.Context, now run.Instant) (bindings []bind
 			again = append(again, *a)
 			continue
 		}
-		if ix.runs[a.rec.ID] != nil || a.rec.State != run.Queued {
+		if ix.runs[a.rec.ID] != nil || a.rec.State != run.Queued || a.rec.Kind != run.KindAgent {
 			bindings = append(bindings, binding{id: a.rec.ID, arrival: a})
 			written[a.rec.ID] = true
 			continue

@@ -33,12 +33,12 @@ const (
 	keyWindow    = 24 * time.Hour
 )
 
-// retainFor is how long finished runs of an agent are kept, as a record has it.
-func retainFor(a *fleet.Agent) int64 {
-	if a.Retain == fleet.Forever {
+// retainFor is how long finished runs are kept, as a record has it.
+func retainFor(retain fleet.Duration) int64 {
+	if retain == fleet.Forever {
 		return 0
 	}
-	return a.Retain.Std().Milliseconds()
+	return retain.Std().Milliseconds()
 }
 
 // removeAt is when a run that ends now may be removed; 0 for never. The server's bound comes before the agent's wish,

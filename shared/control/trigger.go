@@ -167,7 +167,7 @@ func (p *Plane) submitMessage(ctx context.Context, x *declaration, a Arrived, ge
 	}
 	// 3. The run, or the one that is there.
 	done := p.Submit(ctx, []Submission{{
-		Agent: s.Agent, Input: s.Input, Tenant: tenant, Labels: s.Labels, Key: s.Key, Actor: a.Actor,
+		Agent: s.Agent, Workflow: s.Workflow, Input: s.Input, Tenant: tenant, Labels: s.Labels, Key: s.Key, Actor: a.Actor,
 	}})[0]
 	var refusal *Refusal
 	if s.ByID && done.Run != nil && errors.As(done.Err, &refusal) && refusal.Code == CodeConflict {

@@ -39,5 +39,6 @@ const (
 	MaxVisits         = 100    // of one stage
 	MaxFieldRules     = 100    // of one merge
 	MaxApprovers      = 50     // of one gate
-	MaxTitleLength    = 500    // of a gate
+	MaxGateQuorum     = 20
+	MaxTitleLength    = 500 // of a gate
 )

@@ -28,11 +28,10 @@ type HTTPSource struct {
 	SecretRef string `json:"secretRef"`
 }
 
-// TriggerRun is the run that a message makes. Input, Key and Tenant are CEL over
-// {message}.
+// TriggerRun is the run that a message makes, of an agent or of a workflow. Input,
+// Key and Tenant are CEL over {message}.
 type TriggerRun struct {
-	Agent string `json:"agent,omitempty"`
-	// Workflow is known to the format and not to this version.
+	Agent    string `json:"agent,omitempty"`
 	Workflow string `json:"workflow,omitempty"`
 	// Input is the run's; message.data when empty.
 	Input string `json:"input,omitempty"`

@@ -557,11 +557,7 @@ func (t *Trigger) Validate() []Problem {
 }
 
 func (c *check) triggerRun(path string, r *TriggerRun) {
-	if r.Workflow != "" {
-		c.add(path+".workflow", "workflows are not executed by this version; name an agent")
-	} else {
-		c.name(path+".agent", r.Agent)
-	}
+	c.callee(path, r.Agent, r.Workflow)
 	for _, e := range []struct{ field, source string }{{"input", r.Input}, {"key", r.Key}, {"tenant", r.Tenant}} {
 		c.expression(path+"."+e.field, e.source)
 	}

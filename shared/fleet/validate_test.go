@@ -261,7 +261,7 @@ func TestTriggerIsRefused(t *testing.T) {
 		"with a second key that is none":   {hook("env:KEY,"), "spec.http.secretRef"},
 		"with keys without end":            {hook(strings.Repeat("env:KEY,", MaxSecretRefs) + "env:KEY"), "spec.http.secretRef"},
 		"without an agent":                 {func(t *Trigger) { t.Run.Agent = "" }, "spec.run.agent"},
-		"with a workflow":                  {func(t *Trigger) { t.Run = TriggerRun{Workflow: "w"} }, "spec.run.workflow"},
+		"with a workflow too":              {func(t *Trigger) { t.Run.Workflow = "w" }, "spec.run.workflow"},
 		"with an expression too long":      {func(t *Trigger) { t.Run.Input = strings.Repeat("1", MaxExprLength+1) }, "spec.run.input"},
 		"with an expression that is bytes": {func(t *Trigger) { t.Run.Key = "\xff" }, "spec.run.key"},
 	}

@@ -294,7 +294,7 @@ func (c *check) gate(path string, g *Gate) {
 	}
 	c.expression(path+".action", g.Action)
 	c.approvers(path+".approvers", g.Approvers)
-	c.count(path+".quorum", int64(g.Quorum), MaxApprovers)
+	c.count(path+".quorum", int64(g.Quorum), MaxGateQuorum)
 	c.length(path+".expires", g.Expires)
 	c.length(path+".remind", g.Remind)
 	oneOf(c, path+".onExpiry", g.OnExpiry, ExpiryReject, ExpiryApprove, ExpiryEscalate)
@@ -321,8 +321,8 @@ func (c *check) gate(path string, g *Gate) {
 func (c *check) approvers(path string, values []string) {
 	items(c, path, values, MaxApprovers, func(path, s string) {
 		c.text(path, s, MaxTextLength)
-		if kind, name, _ := strings.Cut(s, ":"); kind == "" || name == "" {
-			c.add(path, "%q names nobody; want group:NAME or user:NAME", clip(s))
+		if kind, name, _ := strings.Cut(s, ":"); name == "" || kind != "user" && kind != "group" && kind != "role" {
+			c.add(path, "%q names nobody; want user:NAME, group:NAME or role:NAME", clip(s))
 		}
 	})
 }

@@ -176,7 +176,8 @@ func (d *decoder) value(n *yaml.Node, path string, v reflect.Value, depth int) {
 		d.schema(n, path, s, depth)
 		return
 	}
-	if u, ok := v.Addr().Interface().(encoding.TextUnmarshaler); ok {
+	// What has a short form as a text may have a long one, a mapping.
+	if u, ok := v.Addr().Interface().(encoding.TextUnmarshaler); ok && !(v.Kind() == reflect.Struct && n.Kind == yaml.MappingNode) {
 		d.unit(n, path, v, u)
 		return
 	}
@@ -357,7 +358,9 @@ func (d *decoder) unit(n *yaml.Node, path string, v reflect.Value, u encoding.Te
 		d.fail(n, path, "%v", err)
 		return
 	}
-	d.written = append(d.written, written{path, v, v.Interface()})
+	if v.Comparable() {
+		d.written = append(d.written, written{path, v, v.Interface()})
+	}
 }
 
 // scalar decodes a text, a number or a boolean.

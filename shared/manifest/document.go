@@ -18,6 +18,7 @@ import (
 
 	"github.com/errand-run/errand/shared/fleet"
 	"github.com/errand-run/errand/shared/trigger"
+	"github.com/errand-run/errand/shared/workflow/cel"
 )
 
 // chunk is the text of one document and the lines before it in its file.
@@ -259,7 +260,7 @@ func nth(data []byte, line int) []byte {
 
 // later are kinds that are not there yet, by apiVersion.
 var later = map[string][]string{
-	fleet.APIVersion:         {"Model", "Workflow", "Schedule"},
+	fleet.APIVersion:         {"Model", "Schedule"},
 	"batch/v1":               {"Job", "CronJob"},
 	"run.googleapis.com/v1":  {"Job", "Service", "WorkerPool", "Instance"},
 	"serving.knative.dev/v1": {"Service"},
@@ -355,9 +356,14 @@ func (d *decoder) judge(doc Form, decode func()) bool {
 // problems are what is wrong with the values of a form, its expressions included.
 func problems(doc Form) []fleet.Problem {
 	list := doc.Validate()
-	if t, ok := doc.(*fleet.Trigger); ok {
-		_, faults := trigger.Compile(t)
+	switch o := doc.(type) {
+	case *fleet.Trigger:
+		_, faults := trigger.Compile(o)
 		list = append(list, faults...)
+	case *fleet.Workflow:
+		if len(list) == 0 { // where its stages lead must be known before what they may read
+			_, list = cel.Compile(o)
+		}
 	}
 	return list
 }

@@ -4,7 +4,7 @@
 // Every problem of every document is reported in one go, and one problem is
 // enough for nothing to be taken.
 //
-// Layer 3: it imports fleet, compiles the expressions of triggers, and reads files. All sizes and depths are bounded
+// Layer 3: it imports fleet, compiles the expressions of triggers and workflows, and reads files. All sizes and depths are bounded
 // before the parser sees the input; see the Max constants.
 package manifest
 

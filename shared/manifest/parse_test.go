@@ -201,17 +201,17 @@ m:10:18: spec.borrow.from: "A" is not a name; want lower-case letters, digits an
 			"m:1:1: apiVersion: required; write apiVersion: errand.dev/v1\nm:3:4: not YAML: unknown anchor 'x' referenced; a value that begins with * must stand in quotes",
 		},
 		"a kind that is to come": {
-			"apiVersion: errand.dev/v1\nkind: Workflow\nspec: {anything: 1}\n",
-			"m:2:7: kind: Workflow of errand.dev/v1 is not supported yet; supported are Agent, Target, Tenant, Workflow, Trigger of errand.dev/v1",
+			"apiVersion: errand.dev/v1\nkind: Schedule\nspec: {anything: 1}\n",
+			"m:2:7: kind: Schedule of errand.dev/v1 is not supported yet; supported are Agent, Target, Tenant, Workflow, Trigger of errand.dev/v1",
 		},
 		"expressions of a trigger that do not compile": {
 			"apiVersion: errand.dev/v1\nkind: Trigger\nmetadata: {name: orders}\nspec:\n  pubsub: {topic: orders}\n  run:\n    agent: clerk\n    input: mesage.data\n    key: \"message.data[\"\n",
 			"m:8:12: spec.run.input: not an expression over message: 1:1: undeclared reference to 'mesage' (did you mean 'message'?)\n" +
 				"m:9:10: spec.run.key: not an expression over message: 1:14: Syntax error: mismatched input '<EOF>' expecting {'[', '{', '(', '.', '-', '!', '?', 'true', 'false', 'null', NUM_FLOAT, NUM_INT, NUM_UINT, STRING, BYTES, IDENTIFIER}",
 		},
-		"a trigger of a workflow": {
-			"apiVersion: errand.dev/v1\nkind: Trigger\nmetadata: {name: orders}\nspec: {pubsub: {topic: orders}, run: {workflow: intake}}\n",
-			"m:4:49: spec.run.workflow: workflows are not executed by this version; name an agent",
+		"a trigger of two kinds": {
+			"apiVersion: errand.dev/v1\nkind: Trigger\nmetadata: {name: orders}\nspec: {pubsub: {topic: orders}, run: {agent: a, workflow: intake}}\n",
+			"m:4:59: spec.run.workflow: agent and workflow exclude each other; keep one",
 		},
 		"a foreign kind that is to come": {
 			"apiVersion: batch/v1\nkind: CronJob\n---\napiVersion: run.googleapis.com/v1\nkind: WorkerPool\n",

@@ -18,11 +18,11 @@ const maxOrderingLabel = 200 // bytes of a label's value
 
 // Submission is the run that a message asks for.
 type Submission struct {
-	Agent  string
-	Tenant string // "" where the trigger names none
-	Key    string
-	Labels map[string]string
-	Input  json.RawMessage
+	Agent, Workflow string // one of them
+	Tenant          string // "" where the trigger names none
+	Key             string
+	Labels          map[string]string
+	Input           json.RawMessage
 	// ByID: the key is the broker's id of the message, so that another submission under it is this message, mapped
 	// otherwise: the trigger has changed since.
 	ByID bool
@@ -62,7 +62,7 @@ func Compile(t *fleet.Trigger) (*Mapper, []fleet.Problem) {
 // counts on, and gets a key of its own. The error is a *Poison, or the context's.
 func (m *Mapper) Map(ctx context.Context, msg *Message, generation int) (*Submission, error) {
 	t := m.trigger
-	s := &Submission{Agent: t.Run.Agent, Labels: map[string]string{"trigger": t.Name()}, ByID: m.key == nil && t.PubSub != nil}
+	s := &Submission{Agent: t.Run.Agent, Workflow: t.Run.Workflow, Labels: map[string]string{"trigger": t.Name()}, ByID: m.key == nil && t.PubSub != nil}
 	if msg.OrderingKey != "" && len(msg.OrderingKey) <= maxOrderingLabel {
 		s.Labels["orderingKey"] = msg.OrderingKey
 	}

@@ -28,6 +28,8 @@ type Outcome struct {
 	Reason  run.Reason `json:"reason,omitempty"`
 	Code    string     `json:"code,omitempty"`
 	Message string     `json:"message,omitempty"`
+	// At is when it was recorded.
+	At run.Instant `json:"at,omitempty"`
 }
 
 // State is how something ended.

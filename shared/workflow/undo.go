@@ -1,6 +1,10 @@
 package workflow
 
-import "encoding/json"
+import (
+	"encoding/json"
+
+	"github.com/errand-run/errand/shared/run"
+)
 
 // Undo is a completed stage that is to be compensated.
 type Undo struct {
@@ -8,6 +12,7 @@ type Undo struct {
 	Stage string
 	Agent string // that undoes it
 	Run   string // the child that did it
+	At    run.Instant
 	Input json.RawMessage
 }
 
@@ -23,7 +28,7 @@ func (p *Plan) Undo(s Progress) []Undo {
 			continue
 		}
 		list = append(list, Undo{
-			Step: v.name, Stage: st.Name, Agent: st.Compensate, Run: v.outcome.Run,
+			Step: v.name, Stage: st.Name, Agent: st.Compensate, Run: v.outcome.Run, At: v.outcome.At,
 			Input: encode(map[string]json.RawMessage{"input": orNull(v.outcome.Input), "output": orNull(v.outcome.Output)}),
 		})
 	}
