@@ -534,3 +534,45 @@ func (s *countingStore) Owned(ctx context.Context, kind store.Kind, owner, after
 	}
 	return s.Store.Owned(ctx, kind, owner, after, limit)
 }
+
+func TestWhatAWorkflowDidIsUndoneBackwards(t *testing.T) {
+	stages := []fleet.Stage{
+		{Name: "a", Agent: "plus", Compensate: "minus"},
+		{Name: "b", Agent: "plus", Compensate: "minus"},
+		{Name: "c", Agent: "echo"},
+	}
+	h := newHouse(t, agentNamed("plus"), agentNamed("echo"), agentNamed("minus"), flowNamed("w", stages...))
+	r := h.submit(Submission{Workflow: "w", Input: json.RawMessage("1")})
+	called := h.labor(crew{"plus": plus, "echo": says("!BAD")})
+	wantState(t, h.get(r.ID), run.Compensating, run.AgentError)
+	h.open() // a restart in between
+	called = append(called, h.labor(crew{"minus": says("null")})...)
+	want := []string{"plus(1)", "plus(2)", "echo(3)", `minus({"input":2,"output":3})`, `minus({"input":1,"output":2})`}
+	if diff := cmp.Diff(want, called); diff != "" {
+		t.Errorf("what it calls (-want +got):\n%s", diff)
+	}
+	wantState(t, h.get(r.ID), run.Failed, run.AgentError)
+	if _, err := h.p.RetryFrom(t.Context(), r.ID, RetryRequest{From: "c"}); err == nil || !strings.Contains(err.Error(), "was undone") {
+		t.Errorf("a retry from a stage after what was undone: %v", err)
+	}
+	again := await(h, func() *run.Record { r, _ := h.p.RetryFrom(t.Context(), r.ID, RetryRequest{}); return r })
+	if called := h.labor(crew{"plus": plus, "echo": says("0")}); len(called) != 3 || h.outputOf(again.ID) != "0" {
+		t.Errorf("retried, it calls %v and is %s", called, h.outputOf(again.ID))
+	}
+}
+
+func TestACanceledWorkflowIsUndone(t *testing.T) {
+	h := newHouse(t, agentNamed("plus"), agentNamed("echo"), agentNamed("minus"),
+		flowNamed("w", fleet.Stage{Name: "a", Agent: "plus", Compensate: "minus"}, fleet.Stage{Name: "b", Agent: "echo"}))
+	r := h.submit(Submission{Workflow: "w", Input: json.RawMessage("1")})
+	h.labor(crew{"plus": plus})
+	if _, err := h.p.Cancel(t.Context(), r.ID, CancelRequest{Reason: "enough"}); err != nil {
+		t.Fatal(err)
+	}
+	h.settle()
+	h.pass(2 * time.Second)
+	if called := h.labor(crew{"minus": says("null"), "echo": says("0")}); len(called) != 1 || called[0] != `minus({"input":1,"output":2})` {
+		t.Errorf("it calls %v", called)
+	}
+	wantState(t, h.get(r.ID), run.Canceled, run.CanceledByRequest)
+}

@@ -367,14 +367,36 @@ func (p *Plane) keptOf(ctx context.Context, old *run.Record, plan *workflow.Plan
 	return kept, nil
 }
 
-// wasUndone reports whether a run's effects were undone at its end.
+// wasUndone reports whether something that a run did was undone at its end.
 func (p *Plane) wasUndone(ctx context.Context, rec *run.Record) (bool, error) {
 	if rec.State == run.Succeeded {
 		return false, nil
 	}
-	events, _, err := p.history(ctx, rec.ID)
+	children, err := p.childrenOf(ctx, rec)
 	if err != nil {
-		return false, fmt.Errorf("read the history of run %s: %w", rec.ID, err)
+		return false, err
 	}
-	return slices.ContainsFunc(events, func(e run.Event) bool { return e.Type == run.EvCompensating }), nil
+	return slices.ContainsFunc(children, func(c *run.Record) bool { return strings.HasPrefix(c.Stage, undoStage) }), nil
 }
+
+// undoOfFlow is what is to be undone of the stages of a workflow, beside what the runs that it called undo themselves.
+// The children that do it are those of root.
+func (p *Plane) undoOfFlow(ctx context.Context, r *run.Record, root string) ([]undoItem, error) {
+	plan, progress, err := p.progressOf(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	list := plan.Undo(progress)
+	items := make([]undoItem, len(list))
+	for i, u := range list {
+		stage := undoStage + u.Step
+		if r.ID != root {
+			stage = undoStage + r.ID + "/" + u.Step
+		}
+		items[i] = undoItem{stage: stage, at: u.At, call: call{Agent: u.Agent, Input: u.Input, Unit: undoUnit(r, u.Step)}}
+	}
+	return items, nil
+}
+
+// undoUnit is the unit of work of what undoes a stage: the same, whichever run above has it undone.
+func undoUnit(r *run.Record, step string) string { return childUnit(r, undoStage+step, 0) }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/errand-run/errand/shared/fleet"
@@ -68,16 +69,24 @@ func (p *Plane) hookAt(path string) (Hook, bool) {
 	return Hook{}, false
 }
 
-// agentsMissing finds triggers of a set whose agent is neither in the set nor stays declared beside it: each of their
-// messages would fail.
+// agentsMissing finds triggers of a set whose agent or workflow is neither in the set nor stays declared beside it: each
+// of their messages would fail.
 func (p *Plane) agentsMissing(objects []fleet.Object, given map[string]bool, prune bool) []Fault {
 	var faults []Fault
 	for _, o := range objects {
 		t, ok := o.(*fleet.Trigger)
-		if !ok || t.Run.Agent == "" || given[declaredID(fleet.KindAgent, t.Run.Agent)] || !prune && p.declared.get(fleet.KindAgent, t.Run.Agent) != nil {
+		if !ok {
 			continue
 		}
-		faults = append(faults, Fault{"Trigger " + t.Name() + ": spec.run.agent", fmt.Sprintf("there is no agent %s; declare it first, or in the same call", t.Run.Agent)})
+		kind, name := fleet.KindAgent, t.Run.Agent
+		if name == "" {
+			kind, name = fleet.KindWorkflow, t.Run.Workflow
+		}
+		if name == "" || given[declaredID(kind, name)] || !prune && p.declared.get(kind, name) != nil {
+			continue
+		}
+		word := strings.ToLower(kind)
+		faults = append(faults, Fault{"Trigger " + t.Name() + ": spec.run." + word, fmt.Sprintf("there is no %s %s; declare it first, or in the same call", word, name)})
 	}
 	return faults
 }

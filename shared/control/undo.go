@@ -216,7 +216,7 @@ func (p *Plane) planUndo(ctx context.Context, rec *run.Record, preview bool) (it
 				return nil, 0, err
 			}
 			for _, c := range children {
-				if c.Mode != "" {
+				if c.Mode != "" || strings.HasPrefix(c.Stage, undoStage) {
 					busy = busy || r == rec && !c.State.Terminal()
 					continue
 				}
@@ -301,9 +301,6 @@ func (p *Plane) undoOf(ctx context.Context, r *run.Record, root string, preview 
 		call: call{Agent: r.Agent, Mode: run.ModeCompensate, Of: r.ID, Unit: r.WorkUnit()},
 	}}, until, nil
 }
-
-// undoOfFlow is what is to be undone of the stages of a workflow.
-func (p *Plane) undoOfFlow(context.Context, *run.Record, string) ([]undoItem, error) { return nil, nil }
 
 // undoFailed keeps a run that could not be undone where people see it, with the question whether to try again.
 func (p *Plane) undoFailed(ctx context.Context, rec *run.Record, it *undoItem, step, why string) (again bool, err error) {
