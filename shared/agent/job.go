@@ -22,6 +22,10 @@ const (
 	askTime = 5 * time.Second
 )
 
+// exitUnreachable is how a container of a job ends that could not reach the server: the run did not fail here, and its
+// start may be tried again. It is EX_TEMPFAIL of sysexits.h.
+const exitUnreachable = 75
+
 // job runs the one attempt of a job's container and returns the exit code.
 func (p *process) job(ctx context.Context, env *environment, log *slog.Logger, h handle) int {
 	fail := func(err error) int {
@@ -46,6 +50,11 @@ func (p *process) job(ctx context.Context, env *environment, log *slog.Logger, h
 	}
 	defer client.Close()
 	lease, code, err := env.lease(ctx, client, log)
+	var answer *api.Problem
+	if errors.Is(err, api.ErrUnreachable) || errors.As(err, &answer) && passing(answer) {
+		fail(err)
+		return exitUnreachable
+	}
 	if err != nil {
 		return fail(err)
 	}

@@ -241,7 +241,7 @@ func TestAContainerOutlastsAnOutage(t *testing.T) {
 		wantState string
 	}{
 		"one of a deployment":      {away: 40 * time.Second, wantState: "succeeded"},
-		"not one that has no end":  {away: time.Hour, want: 1, wantState: "assigned"},
+		"not one that has no end":  {away: time.Hour, want: exitUnreachable, wantState: "assigned"},
 		"one that refuses by 503s": {away: -20 * time.Second, wantState: "succeeded"},
 	}
 	for name, tt := range tests {

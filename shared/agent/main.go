@@ -31,8 +31,8 @@ func WithSnapshot(hook func(context.Context) (map[string]any, error)) Option {
 // Main runs a handler the way the environment says (see [EnvProtocol]): as a worker that pulls runs, behind HTTP for
 // services and instances, for the one run of a job's container, or for one run on standard input and output. It ends the
 // process: with 0 when the work is done, is somebody else's, or the process was told to end (SIGTERM, SIGINT: running
-// handlers get their grace, what is left is handed back), 1 on an error or when the one run failed, 2 when the
-// environment does not say what to do.
+// handlers get their grace, what is left is handed back), 1 on an error or when the one run failed, 75 when a job's
+// container could not reach the server to ask for its run, 2 when the environment does not say what to do.
 func Main[In, Out any](handler Handler[In, Out], opts ...Option) {
 	p := process{
 		getenv: os.Getenv, setenv: os.Setenv, args: os.Args[1:], stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr,

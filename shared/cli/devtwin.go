@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -49,10 +50,11 @@ func (a *app) devTwin(ctx context.Context, f *devFlags, set *manifest.Set, runs 
 	if err != nil {
 		return errors.Join(fmt.Errorf("find this program, which plays the control processes: %w", err), listener.Close())
 	}
-	dir, err := os.MkdirTemp("", "errand-twin-")
+	dir, release, err := twinFolder(os.TempDir())
 	if err != nil {
 		return errors.Join(fmt.Errorf("make a folder for the logs: %w", err), listener.Close())
 	}
+	defer release()
 	var closing atomic.Bool
 	lines := func(process, text string) {
 		if !closing.Load() { // what is said of the end of the others is no news
@@ -72,6 +74,9 @@ func (a *app) devTwin(ctx context.Context, f *devFlags, set *manifest.Set, runs 
 	a.server, a.token = box.Door(), box.Token()
 	for _, c := range box.Control() {
 		d.note("%s: %s, process %d", c.Name(), c.URL(), c.Pid())
+	}
+	if err := d.twinAddresses(box, dir); err != nil {
+		return errors.Join(err, box.Close())
 	}
 	// 3. Show it.
 	client, err := d.client()
@@ -93,6 +98,27 @@ func (a *app) devTwin(ctx context.Context, f *devFlags, set *manifest.Set, runs 
 		_ = os.RemoveAll(dir)
 	}
 	return result
+}
+
+// twinAddresses says where the parts of the twin are, and how gcloud is pointed there. What is at these addresses asks who
+// calls, as the cloud does; the twin's own interface takes any token.
+func (d *develop) twinAddresses(box *cloudbox.Box, dir string) error {
+	d.note("Cloud Run Admin API: gRPC %s, REST http://%s", box.Twin().Endpoint(), box.Twin().HTTP())
+	for _, a := range box.Addresses() {
+		d.note("%s %s: %s", a.Shape, render.Clean(a.Agent), a.URL)
+	}
+	token := filepath.Join(dir, "gcloud-token")
+	if err := os.WriteFile(token, []byte("any"), 0o600); err != nil {
+		return fmt.Errorf("write the token that gcloud shows the twin: %w", err)
+	}
+	host, port, err := net.SplitHostPort(box.Twin().HTTP())
+	if err != nil {
+		return fmt.Errorf("address of the twin: %w", err)
+	}
+	project, region := cloudbox.Place()
+	d.note("for gcloud run jobs: export CLOUDSDK_API_ENDPOINT_OVERRIDES_RUN=http://run.test/ CLOUDSDK_PROXY_TYPE=http CLOUDSDK_PROXY_ADDRESS=%s CLOUDSDK_PROXY_PORT=%s CLOUDSDK_AUTH_ACCESS_TOKEN_FILE=%s CLOUDSDK_CORE_PROJECT=%s CLOUDSDK_RUN_REGION=%s",
+		host, port, token, project, region)
+	return nil
 }
 
 // twinNode is a box as dev sees a node: at its door.

@@ -77,6 +77,7 @@ type Box struct {
 	balancer  *balancer
 	control   []*Control
 	applied   *api.ApplyResult
+	addresses []Address
 	failure   failure
 	life      context.Context // ends when Close is called
 	end       context.CancelFunc

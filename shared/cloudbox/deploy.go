@@ -157,8 +157,30 @@ func (b *Box) deployOne(ctx context.Context, a *fleet.Agent) error {
 		}}}
 	}
 	container[0].Env = vars(env)
-	return b.twin.Apply(ctx, workload)
+	if err := b.twin.Apply(ctx, workload); err != nil {
+		return err
+	}
+	switch w := workload.(type) {
+	case *runpb.Service:
+		b.addresses = append(b.addresses, Address{a.Name(), a.Shape, w.GetUri()})
+	case *runpb.Instance:
+		b.addresses = append(b.addresses, Address{a.Name(), a.Shape, w.GetUrls()[0]})
+	}
+	return nil
 }
+
+// Address is where a service or an instance takes requests, from callers with an identity token.
+type Address struct {
+	Agent string
+	Shape fleet.Shape
+	URL   string
+}
+
+// Addresses are those of the services and instances of the fleet, in its order.
+func (b *Box) Addresses() []Address { return slices.Clone(b.addresses) }
+
+// Place is where the box's workloads are in Cloud Run, as gcloud is told it.
+func Place() (projectID, regionID string) { return project, region }
 
 func vars(env map[string]string) []*runpb.EnvVar {
 	var out []*runpb.EnvVar

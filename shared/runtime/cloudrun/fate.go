@@ -52,6 +52,10 @@ func (f fate) report(ex *runpb.Execution, t *runpb.Task) runtime.Report {
 	case cancelled:
 		report.Class, report.Code = run.ClassInfrastructure, codeStopped
 		report.Message = fmt.Sprintf("task %s was cancelled on the platform: %s", f.worker, words)
+	case !f.claimed && !f.silent && ranItself(t, last):
+		report.Class, report.Code = run.ClassUser, codeUnclaimed
+		report.Message = fmt.Sprintf("task %s ended before it claimed the attempt: its program ran and ended by itself (exit code %d), and never asked for it: "+
+			"a job's container claims its attempt, as programs of the SDK do; any other program runs with shape: pool, where the worker hosts it", f.worker, last.GetExitCode())
 	case !f.claimed && !f.silent:
 		report = notStarted(fmt.Sprintf("task %s ended before it claimed the attempt: %s%s", f.worker, words, exit(last)))
 	case last.GetExitCode() != 0:
@@ -72,4 +76,18 @@ func exit(r *runpb.TaskAttemptResult) string {
 		return fmt.Sprintf(" (signal %d)", r.GetTermSignal())
 	}
 	return ""
+}
+
+// exitUnreachable is how a program of the SDK ends that could not reach the control plane: EX_TEMPFAIL of sysexits.h.
+const exitUnreachable = 75
+
+// ranItself reports whether the platform says of a task that its program ran, and ended for reasons of its own.
+func ranItself(t *runpb.Task, last *runpb.TaskAttemptResult) bool {
+	switch code := last.GetExitCode(); {
+	case code != 0:
+		return code != exitUnreachable
+	case last.GetTermSignal() != 0:
+		return false
+	}
+	return t != nil && completion(t.GetConditions()).GetState() == runpb.Condition_CONDITION_SUCCEEDED
 }

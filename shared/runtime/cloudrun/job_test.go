@@ -39,8 +39,8 @@ func TestRetryingTheStartCallMakesNoSecondExecution(t *testing.T) { // case F01
 				w.goesOn("r1")
 				// It is known by its execution: its crash is noticed.
 				w.crash(w.p.order[0], 0)
-				if got := w.end("r1"); got.Code != codeStart || !got.Ended || got.Worker != "j-x0000-0" {
-					t.Errorf("report %+v, want StartFailed of task j-x0000-0", got)
+				if got := w.end("r1"); got.Code != codeUnclaimed || !got.Ended || got.Worker != "j-x0000-0" {
+					t.Errorf("report %+v, want NotClaimed of task j-x0000-0", got)
 				}
 			})
 		})
@@ -101,8 +101,8 @@ func TestRetryingTheStartCallMakesNoSecondExecution(t *testing.T) { // case F01
 				t.Errorf("%d calls, want one for each run", w.p.count("runJob"))
 			}
 			w.crash(w.p.order[0], 0)
-			if got := w.end("r1"); got.Code != codeStart {
-				t.Errorf("report %+v, want StartFailed", got)
+			if got := w.end("r1"); got.Code != codeUnclaimed {
+				t.Errorf("report %+v, want NotClaimed", got)
 			}
 		})
 	})

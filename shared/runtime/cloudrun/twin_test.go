@@ -274,8 +274,8 @@ func TestTasksOfOneExecution(t *testing.T) {
 	}
 	// The task that ends without a word is reported while the others go on.
 	first := strings.TrimSuffix(carried(executions[0])[0], ".1")
-	if got := c.end(first); got.Code != codeStart || !strings.Contains(got.Message, "exit code 7") {
-		t.Errorf("report %+v, want StartFailed with exit code 7", got)
+	if got := c.end(first); got.Code != codeUnclaimed || !strings.Contains(got.Message, "exit code 7") {
+		t.Errorf("report %+v, want NotClaimed with exit code 7", got)
 	}
 	if e := c.Executions("j")[0]; over(e) || e.GetRunningCount() != 4 {
 		t.Errorf("execution %v, want four tasks to run", e)

@@ -51,6 +51,8 @@ const (
 	maxIndex    = 10_000 // of a task
 	codeGone    = "ExecutionGone"
 	codeStopped = "ExecutionCancelled"
+	// codeUnclaimed: the container's program knows nothing of attempts. Another try meets the same, and counts as one.
+	codeUnclaimed = "NotClaimed"
 )
 
 // workerID is how a task calls itself: EXECUTION-INDEX.

@@ -129,7 +129,15 @@ func TestTaskThatEndsWithoutAWord(t *testing.T) {
 			}, run.ClassInfrastructure, codeStart, "before it claimed the attempt: Image was not found",
 		},
 		"before it has claimed, and all is well for the platform": {
-			false, func(w *world, name string) { w.p.ends(name, 0, codes.OK, 0, "", 0) }, run.ClassInfrastructure, codeStart, "the platform says no more",
+			false, func(w *world, name string) { w.p.ends(name, 0, codes.OK, 0, "", 0) }, run.ClassUser, codeUnclaimed, "shape: pool",
+		},
+		"before it has claimed, by an error of its program": {
+			false, func(w *world, name string) { w.crash(name, 0) }, run.ClassUser, codeUnclaimed, "(exit code 7), and never asked for it",
+		},
+		"before it has claimed, for it did not reach the control plane": {
+			false, func(w *world, name string) {
+				w.p.ends(name, 0, codes.Unknown, exitUnreachable, "The container exited with an error.", runpb.Condition_NON_ZERO_EXIT_CODE)
+			}, run.ClassInfrastructure, codeStart, "(exit code 75)",
 		},
 		"with an exit code": {true, func(w *world, name string) { w.crash(name, 0) }, run.ClassLost, "7", "(exit code 7)"},
 		"with exit code 0":  {true, func(w *world, name string) { w.p.ends(name, 0, codes.OK, 0, "", 0) }, run.ClassLost, "", "without a word"},
@@ -173,8 +181,8 @@ func TestTaskThatEndsWithoutAWord(t *testing.T) {
 			failed := carried(w.p.ran[name])[1]
 			w.crash(name, 1)
 			got := w.end(strings.TrimSuffix(failed, ".1"))
-			if got.Code != codeStart || !got.Ended || got.Worker != "j-x0000-1" {
-				t.Errorf("report %+v, want StartFailed", got)
+			if got.Code != codeUnclaimed || !got.Ended || got.Worker != "j-x0000-1" {
+				t.Errorf("report %+v, want NotClaimed", got)
 			}
 			if attempts, _ := w.books(); attempts != 2 {
 				t.Errorf("%d attempts on the books, want the other two", attempts)
