@@ -10,6 +10,7 @@ import (
 	"github.com/errand-run/errand/shared/fleet"
 	"github.com/errand-run/errand/shared/run"
 	"github.com/errand-run/errand/shared/runtime"
+	"github.com/errand-run/errand/shared/store/memory"
 )
 
 func TestAClaim(t *testing.T) {
@@ -419,4 +420,90 @@ func TestHeartbeatsAtAProcessThatDoesNotLeadReadLittle(t *testing.T) {
 		}
 	}
 	wantState(t, d.get(r.ID), run.Running, "") // the leader has heard that it lives
+}
+
+// The platform's limit for a task is the run's own: whichever side is first, and whether anybody watches then or not, the
+// run ends for its deadline.
+func TestTheDeadlineEndsATaskWhoeverSeesItFirst(t *testing.T) { // case F04
+	const limit = time.Minute
+	timedOut := func(h *house, r *run.Record) {
+		h.report(runtime.Report{
+			Type: runtime.Failed, Run: r.ID, N: 1, Worker: "exec-0", Class: run.ClassTimeout, Code: string(run.AttemptTimeout), Ended: true,
+		})
+	}
+	for name, tt := range map[string]struct {
+		after func(h *house, r *run.Record, alive func(time.Duration))
+		slack time.Duration // beyond the limit
+	}{
+		"the platform": {func(h *house, r *run.Record, alive func(time.Duration)) {
+			alive(limit)
+			timedOut(h, r)
+		}, time.Second},
+		"the control plane, and the task ends": {func(h *house, r *run.Record, alive func(time.Duration)) {
+			alive(limit + time.Second)
+			timedOut(h, r)
+		}, 2 * time.Second},
+		"the control plane, and the task is never heard of": {func(h *house, _ *run.Record, alive func(time.Duration)) {
+			alive(limit)
+			for range 40 {
+				h.pass(time.Second)
+			}
+		}, 40 * time.Second},
+		"nobody, for who watches dies before and is back after": {func(h *house, r *run.Record, alive func(time.Duration)) {
+			alive(limit - time.Second)
+			h.mu.Lock()
+			h.now = h.now.Add(11 * time.Second)
+			h.mu.Unlock()
+			h.open()
+			timedOut(h, r)
+		}, 12 * time.Second},
+		"nobody, and the task is never heard of again": {func(h *house, _ *run.Record, alive func(time.Duration)) {
+			alive(limit - time.Second)
+			h.mu.Lock()
+			h.now = h.now.Add(11 * time.Second)
+			h.mu.Unlock()
+			h.open()
+			for range 40 {
+				h.pass(time.Second)
+			}
+		}, 52 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			x := &executor{stopped: make(map[string]time.Duration), ended: make(map[string]bool)}
+			h := &house{t: t, store: memory.Open(), now: began, runtimes: map[fleet.Runtime]runtime.Runtime{fleet.RuntimeCloudRun: x}}
+			h.open()
+			agent := agentNamed("echo", shaped(fleet.Job), func(a *fleet.Agent) {
+				a.Timeouts.Attempt, a.Timeouts.Run = fleet.Duration(limit), fleet.Duration(limit)
+				a.Retry.MaxAttempts = 3
+			})
+			if _, err := h.p.Apply(t.Context(), fleetOf(agent, cloudTarget("job", fleet.Job)), ApplyOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			r := h.submit(Submission{Agent: "echo"})
+			a := x.started[0]
+			if _, err := h.p.Claim(t.Context(), Claim{Attempt: a.ID(), Worker: "exec-0", Ticket: a.Ticket}); err != nil {
+				t.Fatal(err)
+			}
+			tt.after(h, r, func(length time.Duration) {
+				for ; length > 0; length -= time.Second {
+					if _, err := h.p.Beat(t.Context(), WorkerBeat{Worker: "exec-0", Agents: []string{"echo"}, Attempts: []string{a.ID()}}); err != nil {
+						t.Fatal(err)
+					}
+					h.pass(time.Second)
+				}
+			})
+			got := h.get(r.ID)
+			wantState(t, got, run.Failed, run.DeadlineExceeded)
+			if took := got.EndedAt.Sub(got.CreatedAt); took > limit+tt.slack {
+				t.Errorf("it ended after %s", took)
+			}
+			if len(x.started) != 1 {
+				t.Errorf("%d starts, want one", len(x.started))
+			}
+			h.pass(time.Hour)
+			if later := h.get(r.ID); later.Seq != got.Seq {
+				t.Error("it went on")
+			}
+		})
+	}
 }
