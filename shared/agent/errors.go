@@ -26,6 +26,8 @@ const (
 	CodeEffectConflict   = "EffectConflict"   // an effect was begun before with another request
 	CodePermissionDenied = "PermissionDenied" // the agent's permissions do not cover an effect
 	CodeChildFailed      = "ChildFailed"      // a run that it called did not succeed, and the handler left it at that
+	CodeActionChanged    = "ActionChanged"    // the action is not the one that people decided about
+	CodeQuestionInvalid  = "QuestionInvalid"  // a question to people cannot be written as JSON
 	CodeUnsupported      = "Unsupported"      // the attempt asks for what this build cannot do
 )
 
@@ -101,7 +103,7 @@ func (e *notDone) Unwrap() error { return e.err }
 
 // Errors of the SDK itself.
 var (
-	// ErrParked is wrapped by the errors of Wait, Sleep, Call and Parallel: the attempt ends here and the handler must return the error.
+	// ErrParked is wrapped by the errors of Wait, Sleep, Call, Parallel and Ask: the attempt ends here and the handler must return the error.
 	ErrParked = errors.New("parked: the handler must return this error")
 	// ErrTimeout: the signal that was waited for did not come in time.
 	ErrTimeout = errors.New("signal did not come in time")

@@ -24,15 +24,16 @@ import (
 // fake is a control plane in memory that speaks the worker protocol: leases, fencing, steps, parks, receipts. It knows
 // no placement, no policy and no store: a failed attempt is tried again at once unless it says that this is useless.
 type fake struct {
-	mu      sync.Mutex
-	changed chan struct{} // closed and replaced when anything does
-	runs    map[string]*fakeRun
-	queue   []string
-	workers map[string]*fakeWorker
-	drain   bool
-	refuse  map[string]*api.Problem // answer to reports of a type
-	ids     int
-	states  map[string]json.RawMessage // of sessions
+	decision string // of people, at once; "" for none
+	mu       sync.Mutex
+	changed  chan struct{} // closed and replaced when anything does
+	runs     map[string]*fakeRun
+	queue    []string
+	workers  map[string]*fakeWorker
+	drain    bool
+	refuse   map[string]*api.Problem // answer to reports of a type
+	ids      int
+	states   map[string]json.RawMessage // of sessions
 
 	// Knobs, set before use.
 	attemptFor time.Duration
@@ -68,6 +69,7 @@ type fakeRun struct {
 	called            map[string][]api.Call // by step
 	paged             bool                  // results are left out of the step
 	receipts          map[string]*fakeReceipt
+	question          *api.GateAsk // that was decided
 	output            json.RawMessage
 	failure           *api.Report
 	released          []string
@@ -257,6 +259,13 @@ func (f *fake) report(p api.Report) api.ReportResult {
 		r.park, r.state = p.Park, "waiting"
 		if p.Park.On == "children" {
 			f.join(r)
+			return out
+		}
+		if p.Park.On == "gate" && f.decision != "" {
+			r.question = p.Park.Gate
+			result, _ := json.Marshal(f.answerTo(r))
+			f.wakeWith(r, result)
+			out.Resumed = true
 			return out
 		}
 		out.Resumed = f.wake(r)
@@ -475,11 +484,35 @@ func (f *fake) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		f.serveBegin(w, body)
 	case strings.Contains(path, "/children"):
 		f.children(w, req, path, token, body)
+	case strings.HasSuffix(path, "/gates"):
+		f.gate(w, path, token, body)
 	case strings.Contains(path, "/receipts/"):
 		f.receipt(w, path, token, body)
 	default:
 		f.answer(w, nil, problemOf(404, api.CodeNotFound, path))
 	}
+}
+
+// answerTo is what people say to a question.
+func (f *fake) answerTo(r *fakeRun) api.GateResult {
+	out := api.GateResult{Gate: "g1", Decision: f.decision, By: []string{"ann"}, Comment: "because", ActionHash: "h", At: api.Time{Time: time.Now()}}
+	if f.decision == "expired" {
+		out.By = []string{}
+	}
+	return out
+}
+
+// gate holds a question against the one that was decided.
+func (f *fake) gate(w http.ResponseWriter, path, token string, body []byte) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	r, refusal := f.find(strings.TrimSuffix(strings.TrimPrefix(path, "/v1/attempts/"), "/gates"), token)
+	var q api.GateRequest
+	_ = json.Unmarshal(body, &q)
+	if refusal == nil && (r.question == nil || string(q.Action) != string(r.question.Action)) {
+		refusal = problemOf(409, api.CodeChanged, "another action was decided about")
+	}
+	f.answer(w, &api.GateRequested{}, refusal)
 }
 
 func (f *fake) receipt(w http.ResponseWriter, path, token string, body []byte) {

@@ -15,23 +15,35 @@ import (
 	"github.com/errand-run/errand/shared/api"
 )
 
-// OnUnknown says what happens to an effect of which nobody knows whether it took place.
-type OnUnknown string
+// OnUnknown says what happens to an effect of which nobody knows whether it took place: [Default], [Ask], [Reconcile],
+// [Repeat] or [FailRun]. nil is Default. With Ask it is left to a person: the run waits, without an attempt, until
+// `errand resolve` tells what happened, and Once returns an error that wraps [ErrParked], which the handler must return.
+type OnUnknown interface{ policy() unknown }
 
-// What to do about an unknown effect.
+type unknown string
+
+func (u unknown) policy() unknown { return u }
+
+// What to do about an unknown effect, besides [Ask].
 const (
 	// Default is to reconcile where there is a hook for it, else what the agent's manifest says.
-	Default OnUnknown = ""
-	// Ask leaves it to a person: the run waits, without an attempt, until `errand resolve` tells what happened. Once
-	// returns an error that wraps [ErrParked], which the handler must return.
-	Ask OnUnknown = "ask"
+	Default unknown = ""
 	// Reconcile asks the effect's own hook.
-	Reconcile OnUnknown = "reconcile"
+	Reconcile unknown = "reconcile"
 	// Repeat performs it again: the outside system takes the key as its idempotency key, or it does not matter.
-	Repeat OnUnknown = "repeat"
+	Repeat unknown = "repeat"
 	// FailRun ends the run with [CodeOutcomeUnknown].
-	FailRun OnUnknown = "fail"
+	FailRun unknown = "fail"
+
+	askPerson unknown = "ask"
 )
+
+func policyOf(o OnUnknown) unknown {
+	if o == nil {
+		return Default
+	}
+	return o.policy()
+}
 
 // Effect is something that is done to the outside world.
 type Effect[T any] struct {
@@ -103,11 +115,11 @@ func newOnce[T any](r *Run, name, step string, e Effect[T]) (*once[T], error) {
 	if timeout <= 0 {
 		timeout = defaultEffect
 	}
-	if e.OnUnknown == Default && e.Reconcile != nil {
+	if policyOf(e.OnUnknown) == Default && e.Reconcile != nil {
 		e.OnUnknown = Reconcile
 	}
 	o := &once[T]{r: r, e: &e, name: name, step: step, begin: api.ReceiptBegin{
-		Step: step, RequestHash: hash, Nonce: rand.Text(), Timeout: (*api.Duration)(&timeout), OnUnknown: string(e.OnUnknown),
+		Step: step, RequestHash: hash, Nonce: rand.Text(), Timeout: (*api.Duration)(&timeout), OnUnknown: string(policyOf(e.OnUnknown)),
 		Compensable: e.Compensate != nil,
 	}}
 	o.ask = o.round
@@ -200,9 +212,9 @@ func keyOf(answer *api.ReceiptAnswer) string {
 
 // settle deals with an effect of which the server does not know whether it happened.
 func (o *once[T]) settle(ctx context.Context, answer *api.ReceiptAnswer) (result T, done bool, err error) {
-	policy := OnUnknown(answer.OnUnknown)
+	policy := unknown(answer.OnUnknown)
 	if policy == Default {
-		policy = o.e.OnUnknown
+		policy = policyOf(o.e.OnUnknown)
 	}
 	switch {
 	case policy == Reconcile && o.e.Reconcile != nil:

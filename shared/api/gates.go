@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"iter"
+	"net/http"
 	"net/url"
 )
 
@@ -181,4 +182,12 @@ func (c *Client) DecideGate(ctx context.Context, id string, body GateDecide) (*G
 // DecideGates takes up to 1,000 decisions, each for itself; what became of them comes in order.
 func (c *Client) DecideGates(ctx context.Context, items []GateDecideItem) (*List[GateDecided], error) {
 	return act[List[GateDecided]](ctx, c, "/v1/gates:decide", &GateDecideBatch{Items: items}, true)
+}
+
+// RequestGate keeps an attempt's question until the attempt parks on its step; token is the attempt's. A step whose
+// question is decided gives that gate, and is refused with the code changed if the action is another one.
+func (c *Client) RequestGate(ctx context.Context, attempt, token string, body GateRequest) (*GateRequested, error) {
+	out := new(GateRequested)
+	_, err := c.do(ctx, call{method: http.MethodPost, path: attemptPath(attempt) + "/gates", body: &body, bearer: token, repeatable: true, out: out})
+	return out, err
 }
