@@ -136,11 +136,11 @@ func (a *app) root() *cobra.Command {
 		{"Run a fleet:", []*cobra.Command{a.devCommand(), a.applyCommand(), a.runCommand(), a.execCommand()}},
 		{"See:", []*cobra.Command{
 			a.getCommand(), a.describeCommand(), a.runsCommand(), a.logsCommand(), a.eventsCommand(), a.treeCommand(),
-			a.explainCommand(), a.receiptsCommand(), a.auditCommand(), a.deadLettersCommand(),
+			a.explainCommand(), a.gatesCommand(), a.receiptsCommand(), a.auditCommand(), a.deadLettersCommand(),
 		}},
 		{"Act:", []*cobra.Command{
 			a.cancelCommand(), a.retryCommand(), a.suspendCommand(), a.resumeCommand(), a.signalCommand(),
-			a.scoreCommand(), a.resolveCommand(), a.replayCommand(), a.deleteCommand(),
+			a.approveCommand(), a.rejectCommand(), a.scoreCommand(), a.resolveCommand(), a.replayCommand(), a.deleteCommand(),
 		}},
 		{"Check:", []*cobra.Command{a.simulateCommand(), a.doctorCommand(), a.benchCommand(), a.versionCommand()}},
 	}
@@ -190,8 +190,15 @@ func (a *app) serverURL() string { return firstOf(a.server, a.env("ERRAND_SERVER
 func (a *app) tenantName() string { return firstOf(a.tenant, a.env("ERRAND_TENANT")) }
 
 // client talks to the server. It gives up on one that is away within half a second: who waits longer does so by itself.
-func (a *app) client() (*api.Client, error) {
+func (a *app) client() (*api.Client, error) { return a.clientFor(person{}) }
+
+// clientFor is a client that says who asks.
+func (a *app) clientFor(who person) (*api.Client, error) {
+	if len(who.groups) > 0 && who.as == "" {
+		return nil, usagef("--groups: of whom? say it with --as NAME")
+	}
 	c, err := api.NewClient(api.Options{
+		As: who.as, Groups: who.groups,
 		URL:       a.serverURL(),
 		Token:     firstOf(a.token, a.env("ERRAND_TOKEN")),
 		Tenant:    a.tenantName(),

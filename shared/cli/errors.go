@@ -156,7 +156,9 @@ func problemLines(what string, p *api.Problem) []string {
 	case http.StatusUnauthorized:
 		head += "; give a token with --token or ERRAND_TOKEN"
 	case http.StatusForbidden:
-		head += "; the token's role does not allow it"
+		if p.Detail == "" {
+			head += "; the token's role does not allow it"
+		}
 	}
 	if p.RetryAfter > 0 {
 		head += fmt.Sprintf("; try again in %d s", p.RetryAfter)

@@ -52,6 +52,24 @@ func newFakeServer() *fakeServer {
 		answer(w, 200, api.List[api.Receipt]{Items: []api.Receipt{f.receipt("unknown")}})
 	})
 	mux.HandleFunc("POST /v1/receipts/{id}", f.resolve)
+	mux.HandleFunc("GET /v1/gates", func(w http.ResponseWriter, r *http.Request) {
+		items := []api.Gate{f.gate("gate1")}
+		if r.URL.Query().Get("run") == "run2" || r.URL.Query().Get("run") == "" {
+			items = append(items, f.gate("gate2"))
+		}
+		if r.URL.Query().Get("run") == "nope" {
+			items = nil
+		}
+		answer(w, 200, api.List[api.Gate]{Items: items})
+	})
+	mux.HandleFunc("GET /v1/gates/{id}", func(w http.ResponseWriter, r *http.Request) {
+		if id := r.PathValue("id"); strings.HasPrefix(id, "gate") {
+			answer(w, 200, f.gate(id))
+			return
+		}
+		refuse(w, 404, api.CodeNotFound, fmt.Sprintf("there is no gate %q", r.PathValue("id")))
+	})
+	mux.HandleFunc("POST /v1/gates:decide", f.decide)
 	letter := api.DeadLetter{ID: "letter1", Trigger: "orders", MessageID: "136", Attempts: 5, Reason: "no such key: order", At: api.Time{Time: f.now}, Size: 11}
 	mux.HandleFunc("GET /v1/deadletters", func(w http.ResponseWriter, _ *http.Request) {
 		answer(w, 200, api.List[api.DeadLetter]{Items: []api.DeadLetter{letter}})
@@ -98,6 +116,35 @@ func refuse(w http.ResponseWriter, status int, code, detail string, faults ...ap
 
 func problemOf(status int, code, detail string, faults ...api.Fault) *api.Problem {
 	return &api.Problem{Type: api.ProblemBase + code, Title: http.StatusText(status), Status: status, Detail: detail, Errors: faults}
+}
+
+// gate is an open gate; one whose number is above 2 cannot be decided.
+func (f *fakeServer) gate(id string) api.Gate {
+	expires := api.Time{Time: time.Now().Add(49 * time.Hour)}
+	return api.Gate{
+		ID: id, Run: "run1", Step: "pay", Tenant: "default", Agent: "greeter", Requester: "rita", State: "open", Title: "Pay \aACME",
+		Action: json.RawMessage(`{"amount":12.5}`), ActionHash: "hash-" + id, Approvers: []string{"group:finance"}, Quorum: 2, Diff: "-0\n+12.5",
+		Input: json.RawMessage(`{"vendor":"ACME"}`), Cost: api.Cost{USD: 0.5, Tokens: 7}, RequestedAt: api.Time{Time: f.now}, Expires: &expires,
+		OnExpiry: "reject", Decisions: []api.GateDecision{},
+	}
+}
+
+func (f *fakeServer) decide(w http.ResponseWriter, r *http.Request) {
+	var q api.GateDecideBatch
+	_ = json.NewDecoder(r.Body).Decode(&q)
+	out := api.List[api.GateDecided]{}
+	for _, item := range q.Items {
+		g := f.gate(item.ID)
+		g.State = item.Decision + "d"
+		g.Decisions = []api.GateDecision{{By: r.Header.Get(api.HeaderAs) + "/" + r.Header.Get(api.HeaderGroups), Decision: item.Decision, Comment: item.Comment + "/" + item.ActionHash, At: api.Time{Time: f.now}}}
+		switch item.ID {
+		case "gate1", "gate2":
+			out.Items = append(out.Items, api.GateDecided{Gate: &g})
+		default:
+			out.Items = append(out.Items, api.GateDecided{Error: problemOf(409, api.CodeDecided, "gate "+item.ID+": it is approved, by ann")})
+		}
+	}
+	answer(w, 200, out)
 }
 
 func (f *fakeServer) apply(w http.ResponseWriter, r *http.Request) {
