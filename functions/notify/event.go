@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"mime"
+	"net/url"
 	"strings"
 	"time"
 
@@ -57,12 +58,19 @@ func eventOf(m *trigger.Message) (*event, error) {
 		return refuse("specversion", "%.20q; want 1.0", d.SpecVersion)
 	case d.ID == "" || len(d.ID) > maxID:
 		return refuse("id", "%d bytes; want 1 to %d", len(d.ID), maxID)
-	case !strings.HasPrefix(d.Type, api.RunEventPrefix) || len(d.Type) > maxID:
-		return refuse("type", "%.80q; want %s…", d.Type, api.RunEventPrefix)
+	case !isTold(d.Type) || len(d.Type) > maxID:
+		return refuse("type", "%.80q; want %s… or %s…", d.Type, api.RunEventPrefix, api.GateEventPrefix)
 	}
 	e := &event{ID: d.ID, Type: strings.TrimPrefix(d.Type, api.RunEventPrefix)}
+	gate := strings.HasPrefix(d.Type, api.GateEventPrefix)
+	if gate {
+		e.Type = "gate." + strings.TrimPrefix(d.Type, api.GateEventPrefix)
+	}
 	if err := json.Unmarshal(d.Data, &e.data); err != nil || e.data.Run.ID == "" {
 		return refuse("data", "no {\"run\": …, \"event\": …}")
+	}
+	if gate && (e.data.Gate == nil || e.data.Gate.ID == "") {
+		return refuse("data.gate", "missing in an event about a gate")
 	}
 	if e.raw = m.Data; m.Attributes["ce-id"] != "" {
 		raw, err := encode(d)
@@ -72,6 +80,10 @@ func eventOf(m *trigger.Message) (*event, error) {
 		e.raw = raw
 	}
 	return e, nil
+}
+
+func isTold(kind string) bool {
+	return strings.HasPrefix(kind, api.RunEventPrefix) || strings.HasPrefix(kind, api.GateEventPrefix)
 }
 
 // encode is json.Marshal without turning <, > and & into escapes.
@@ -90,6 +102,16 @@ func (e *event) chat(base string) ([]byte, error) {
 	r := &e.data.Run
 	var b strings.Builder
 	fmt.Fprintf(&b, "Run %s of %s (tenant %s) %s", plain(r.ID), plain(r.Name()), plain(r.Tenant), plain(inWords(e.Type)))
+	page := "/runs/" + url.PathEscape(r.ID)
+	if g := e.data.Gate; g != nil {
+		page = "/gates/" + url.PathEscape(g.ID)
+		if g.Decision != "" {
+			fmt.Fprintf(&b, ": %s", plain(g.Decision))
+		}
+		if g.By != "" {
+			fmt.Fprintf(&b, " by %s", plain(g.By))
+		}
+	}
 	if reason := e.data.Event.Reason; reason != "" {
 		fmt.Fprintf(&b, ": %s", plain(reason))
 	}
@@ -109,7 +131,7 @@ func (e *event) chat(base string) ([]byte, error) {
 	if len(text) > maxText {
 		text = strings.ToValidUTF8(text[:maxText], "") + "…"
 	}
-	return encode(map[string]string{"text": text + "\n" + base + "/runs/" + r.ID})
+	return encode(map[string]string{"text": text + "\n" + base + page})
 }
 
 func inWords(kind string) string {
@@ -120,6 +142,14 @@ func inWords(kind string) string {
 		return kind
 	case "canceled":
 		return "was canceled"
+	case "gate.requested":
+		return "asks people to decide"
+	case "gate.reminded":
+		return "still waits for people to decide"
+	case "gate.escalated":
+		return "asks further people to decide, as nobody has"
+	case "gate.decided":
+		return "has its answer"
 	}
 	return "has the event " + kind
 }

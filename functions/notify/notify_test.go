@@ -325,3 +325,32 @@ func TestSettings(t *testing.T) {
 		})
 	}
 }
+
+func TestAQuestionToPeopleIsToldWithALinkToItsPage(t *testing.T) {
+	eventOf := func(what, gate string) string {
+		return `{"specversion":"1.0","id":"run1/9/gate","source":"/runs","type":"dev.errand.gate.` + what + `","subject":"run1","time":"2026-03-01T12:00:00Z","datacontenttype":"application/json",` +
+			`"data":{"run":{"id":"run1","agent":"clerk","tenant":"acme","state":"waiting","attempt":1,"createdAt":"2026-03-01T11:00:00Z","cost":{"usd":0,"tokens":0}},` +
+			`"event":{"seq":9,"type":"parked","state":"waiting","at":"2026-03-01T12:00:00Z"}` + gate + `}}`
+	}
+	for what, want := range map[string]string{
+		"requested": "asks people to decide", "reminded": "still waits for people to decide",
+		"escalated": "asks further people to decide, as nobody has", "decided": "has its answer: approved by ann&lt;x&gt;",
+	} {
+		b := newBench(t, map[string]string{"ERRAND_NOTIFY_FORM": "chat"}, new(hook))
+		gate := `,"gate":{"id":"g1"}`
+		if what == "decided" {
+			gate = `,"gate":{"id":"g1","decision":"approved","by":"ann<x>"}`
+		}
+		if w := b.post(pushOf(eventOf(what, gate), structured)); w.Code != 200 {
+			t.Fatalf("%s: status %d: %s", what, w.Code, w.Body)
+		}
+		text := `{"text":"Run run1 of clerk (tenant acme) ` + want + `\nhttps://errand.example.com/gates/g1"}`
+		if diff := cmp.Diff([]string{text}, b.bodies); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", what, diff)
+		}
+	}
+	b := newBench(t, nil, new(hook))
+	if w := b.post(pushOf(eventOf("requested", ""), structured)); w.Code == 200 {
+		t.Errorf("an event about no gate: status %d", w.Code)
+	}
+}

@@ -113,6 +113,18 @@ const RunEventPrefix = "dev.errand.run."
 
 // RunEvent is the data of a CloudEvent about a run. The CloudEvent's id is RUN/SEQ, its subject the run's id.
 type RunEvent struct {
-	Run   Run   `json:"run"` // after the event, without input and output
-	Event Event `json:"event"`
+	Run   Run        `json:"run"` // after the event, without input and output
+	Event Event      `json:"event"`
+	Gate  *GateEvent `json:"gate,omitempty"` // of a CloudEvent about a gate
+}
+
+// GateEventPrefix begins the type of every CloudEvent about a question to people: requested, reminded, escalated or
+// decided follows. Its id is RUN/SEQ/gate, its data a RunEvent with the gate.
+const GateEventPrefix = "dev.errand.gate."
+
+// GateEvent is a gate in a CloudEvent.
+type GateEvent struct {
+	ID       string `json:"id"`
+	Decision string `json:"decision,omitempty"` // approved, rejected or expired
+	By       string `json:"by,omitempty"`
 }

@@ -35,16 +35,16 @@ func Roles() []Role { return []Role{Viewer, Submitter, Approver, Operator, Admin
 type right int
 
 const (
-	public  right = iota // nothing: health and the description of the interface
-	view                 // read what belongs to one's tenants
-	submit               // start, end and continue runs of one's tenants
-	approve              // decide for one's tenants
-	operate              // hold and release runs of one's tenants
-	govern               // change the fleet, which all tenants share: needs all tenants
-	work                 // lease and execute runs of any tenant: needs all tenants
-	tend                 // tick, and hand in what a broker has given up, of any tenant: needs all tenants
-	handBack             // give back an attempt whose hand-over came to nobody; its ticket says which
-	attempt              // the token of the attempt itself
+	public   right = iota // nothing: health and the description of the interface
+	view                  // read what belongs to one's tenants
+	submit                // start, end and continue runs of one's tenants
+	approve               // decide for one's tenants
+	operate               // hold and release runs of one's tenants
+	govern                // change the fleet, which all tenants share: needs all tenants
+	work                  // lease and execute runs of any tenant: needs all tenants
+	tend                  // tick, and hand in what a broker has given up, of any tenant: needs all tenants
+	handBack              // give back an attempt whose hand-over came to nobody; its ticket says which
+	attempt               // the token of the attempt itself
 )
 
 var rights = map[Role][]right{

@@ -17,6 +17,8 @@ DELETE /v1/tenants/{name}
 DELETE /v1/triggers/{name}
 GET /
 GET /docs
+GET /gates
+GET /gates/{id}
 GET /health/live
 GET /health/ready
 GET /health/startup
@@ -59,6 +61,7 @@ GET /v1/triggers/{name}
 GET /v1/version
 GET /v1/workflows
 GET /v1/workflows/{name}
+POST /gates/{id}
 POST /v1/agents/{name}:invoke
 POST /v1/agents/{name}:pause
 POST /v1/agents/{name}:resume

@@ -22,6 +22,9 @@ import (
 const (
 	// Prefix begins the type of every event; the state that the run came into follows.
 	Prefix = "dev.errand.run."
+	// GatePrefix begins the type of events about a question to people; what happened to it follows: requested, reminded,
+	// escalated or decided.
+	GatePrefix = "dev.errand.gate."
 	// Schema identifies the schema of the data: docs/events/run.v1.json.
 	Schema = "https://errand.dev/events/run.v1.json"
 )
@@ -53,6 +56,43 @@ func Source(cell string) (string, error) {
 type data struct {
 	Run   runData   `json:"run"`
 	Event eventData `json:"event"`
+	Gate  *gateData `json:"gate,omitempty"`
+}
+
+// gateData is the question, without what is asked: who may see that asks the API for it by its id.
+type gateData struct {
+	ID       string `json:"id"`
+	Decision string `json:"decision,omitempty"` // of a decided one
+	By       string `json:"by,omitempty"`       // whoever decided it; nobody where time did
+}
+
+// ofGate is what an event of the history says of a gate: what happened to it, "" for nothing that outsiders care for.
+func ofGate(h *run.Event) (what string, g gateData) {
+	switch h.Type {
+	case run.EvParked:
+		if h.Park.On == run.OnGate {
+			return "requested", gateData{ID: h.Park.Name}
+		}
+		return "", g
+	case run.EvGateChanged, run.EvWoken, run.EvBegan:
+	default:
+		return "", g
+	}
+	var said struct {
+		Gate string `json:"gate"`
+	}
+	if json.Unmarshal(h.Detail, &said) != nil || said.Gate == "" {
+		return "", g
+	}
+	g.ID = said.Gate
+	switch {
+	case h.Type != run.EvGateChanged:
+		g.Decision, g.By = h.Code, h.Actor
+		return "decided", g
+	case h.Code == run.GateReminded || h.Code == run.GateEscalated:
+		return h.Code, g
+	}
+	return "", g
 }
 
 type runData struct {
@@ -104,25 +144,33 @@ func (s stamp) MarshalJSON() ([]byte, error) {
 }
 
 // Of returns the CloudEvents of what happened to a run: one for each event that leads to a state which outsiders care
-// for, running, waiting, unschedulable, succeeded, failed or canceled; for unschedulable also when the reasons changed. r
+// for, running, waiting, unschedulable, succeeded, failed or canceled; for unschedulable also when the reasons changed. What happens to a
+// question to people that the run waits for has events of its own, by GatePrefix. r
 // is the record after it all. The run's state, attempt and times are those at each event, its cost is the latest.
 func Of(source string, r *run.Record, happened []run.Event) ([]event.Event, error) {
 	var all []event.Event
 	for i := range happened {
-		state, ok := told[happened[i].Type]
-		if !ok {
-			continue
+		h := &happened[i]
+		state, ok := told[h.Type]
+		if ok {
+			e, err := of(source, r, h, state, Prefix+string(state), nil)
+			if err != nil {
+				return nil, fmt.Errorf("event %d of run %s: %w", h.Seq, r.ID, err)
+			}
+			all = append(all, e)
 		}
-		e, err := of(source, r, &happened[i], state)
-		if err != nil {
-			return nil, fmt.Errorf("event %d of run %s: %w", happened[i].Seq, r.ID, err)
+		if what, gate := ofGate(h); what != "" {
+			e, err := of(source, r, h, run.StateAfter(run.Waiting, h.Type), GatePrefix+what, &gate)
+			if err != nil {
+				return nil, fmt.Errorf("event %d of run %s, gate %s: %w", h.Seq, r.ID, gate.ID, err)
+			}
+			all = append(all, e)
 		}
-		all = append(all, e)
 	}
 	return all, nil
 }
 
-func of(source string, r *run.Record, h *run.Event, state run.State) (event.Event, error) {
+func of(source string, r *run.Record, h *run.Event, state run.State, kind string, gate *gateData) (event.Event, error) {
 	// 1. The facts.
 	d := data{
 		Run: runData{
@@ -155,12 +203,20 @@ func of(source string, r *run.Record, h *run.Event, state run.State) (event.Even
 	}
 	if h.Park != nil {
 		d.Run.WaitsFor = &waitData{On: h.Park.On, Until: stamp(h.Park.Until)}
+		if h.Park.On == run.OnGate {
+			d.Run.WaitsFor.Until = 0 // the gate says
+		}
 	}
 	// 2. The event around them. Extensions are there to filter by.
 	e := event.New(event.CloudEventsVersionV1)
-	e.SetID(r.ID + "/" + strconv.FormatInt(h.Seq, 10))
+	id := r.ID + "/" + strconv.FormatInt(h.Seq, 10)
+	if gate != nil {
+		id += "/gate" // beside that of the run
+		d.Gate = gate
+	}
+	e.SetID(id)
 	e.SetSource(source)
-	e.SetType(Prefix + string(state))
+	e.SetType(kind)
 	e.SetSubject(r.ID)
 	e.SetTime(h.At.Time().UTC())
 	e.SetDataSchema(Schema)

@@ -223,7 +223,20 @@ func described(t *testing.T, at string, schema, value any) {
 
 func TestEventsFitTheirPublishedSchemas(t *testing.T) {
 	compiled, docs := schemas(t)
+	gate := json.RawMessage(`{"gate":"g1","round":1,"actionHash":"h"}`)
 	stories := map[string]func(*testing.T) (*run.Record, []run.Event){
+		"people are asked, reminded, others are asked too, and one decides": func(t *testing.T) (*run.Record, []run.Event) {
+			return story(t, spec(), submitted, assigned, started,
+				run.Event{Type: run.EvParked, Attempt: 1, Park: &run.Park{On: run.OnGate, Step: "ask", Name: "g1", Until: began + 9000}},
+				run.Event{Type: run.EvGateChanged, Code: run.GateReminded, Detail: gate}, run.Event{Type: run.EvGateChanged, Code: run.GateEscalated, Detail: gate},
+				run.Event{Type: run.EvGateChanged, Code: "refused", Actor: "bob", Message: secret, Detail: gate},
+				run.Event{Type: run.EvWoken, Code: "approved", Actor: "ann", Message: secret, Detail: gate})
+		},
+		"a workflow's gate expires": func(t *testing.T) (*run.Record, []run.Event) {
+			return story(t, spec(func(s *run.Spec) { s.Kind = run.KindWorkflow }), submitted, run.Event{Type: run.EvBegan},
+				run.Event{Type: run.EvParked, Park: &run.Park{On: run.OnGate, Step: "ask", Name: "g1"}},
+				run.Event{Type: run.EvBegan, Code: "expired", Detail: gate})
+		},
 		"all states but two": everything,
 		"an agent that fails": func(t *testing.T) (*run.Record, []run.Event) {
 			return story(t, spec(), submitted, assigned, started,

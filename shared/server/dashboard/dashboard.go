@@ -57,6 +57,26 @@ type Run struct {
 	Candidates    []api.Candidate
 }
 
+// Gates is the page of what waits for people.
+type Gates struct {
+	Now     time.Time
+	Version api.Version
+	Gates   []api.Gate
+	Mine    bool   // only those that whoever looks may decide
+	Next    string // token of more, ready for an address
+}
+
+// Gate is the page of one gate.
+type Gate struct {
+	Now                    time.Time
+	Version                api.Version
+	Gate                   api.Gate
+	Action, Context, Input string // indented
+	MayDecide              bool
+	NoLogin                bool   // whoever looks may decide under any name
+	Me                     string // who looks
+}
+
 // Docs is the description of the interface.
 type Docs struct {
 	Version     api.Version
@@ -114,13 +134,13 @@ var staticFiles embed.FS
 
 var pages = func() map[string]*template.Template {
 	all := make(map[string]*template.Template)
-	for _, name := range []string{"overview", "run", "docs", "failure"} {
+	for _, name := range []string{"overview", "run", "gates", "gate", "docs", "failure"} {
 		all[name] = template.Must(template.New(name).Funcs(functions).ParseFS(templateFiles, "templates/layout.html", "templates/"+name+".html"))
 	}
 	return all
 }()
 
-// Render returns a page: of an Overview, a Run, a Docs or a Failure. A page is rendered as a whole or not at all.
+// Render returns a page: of an Overview, a Run, Gates, a Gate, a Docs or a Failure. A page is rendered as a whole or not at all.
 func Render(data any) ([]byte, error) {
 	// Pointers, so that templates reach methods of pointers.
 	var name string
@@ -129,6 +149,10 @@ func Render(data any) ([]byte, error) {
 		name, data = "overview", &d
 	case Run:
 		name, data = "run", &d
+	case Gates:
+		name, data = "gates", &d
+	case Gate:
+		name, data = "gate", &d
 	case Docs:
 		name, data = "docs", &d
 	case Failure:

@@ -13,6 +13,7 @@ import (
 
 var functions = template.FuncMap{
 	"ago":      ago,
+	"left":     left,
 	"stamp":    stamp,
 	"iso":      func(t api.Time) string { return t.UTC().Format(time.RFC3339Nano) },
 	"after":    after,
@@ -40,6 +41,9 @@ func ago(now time.Time, t api.Time) string {
 	}
 	return short(d) + " ago"
 }
+
+// left is how long it is until a time.
+func left(now time.Time, t api.Time) string { return short(t.Sub(now)) }
 
 func stamp(t api.Time) string { return t.UTC().Format("2006-01-02 15:04:05.000 UTC") }
 
@@ -172,15 +176,15 @@ func reversed(events []api.Event) []api.Event {
 // tone is how a state looks.
 func tone(state string) string {
 	switch state {
-	case "succeeded", "done":
+	case "succeeded", "done", "approved":
 		return "good"
-	case "failed", "start-failed", "unknown":
+	case "failed", "start-failed", "unknown", "rejected", "expired":
 		return "bad"
 	case "canceled", "abandoned":
 		return "gone"
 	case "running", "assigned":
 		return "busy"
-	case "held", "unschedulable", "backoff", "suspended", "canceling", "compensating":
+	case "open", "held", "unschedulable", "backoff", "suspended", "canceling", "compensating":
 		return "warn"
 	}
 	return "idle"
