@@ -34,6 +34,16 @@ type fake struct {
 	refuse   map[string]*api.Problem // answer to reports of a type
 	ids      int
 	states   map[string]json.RawMessage // of sessions
+	mu      sync.Mutex
+	changed chan struct{} // closed and replaced when anything does
+	runs    map[string]*fakeRun
+	queue   []string
+	workers map[string]*fakeWorker
+	drain   bool
+	refuse  map[string]*api.Problem // answer to reports of a type
+	ids     int
+	states  map[string]json.RawMessage // of sessions
+	shared  map[string]*fakeShared     // state by key
 
 	// Knobs, set before use.
 	attemptFor time.Duration
@@ -486,6 +496,8 @@ func (f *fake) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		f.children(w, req, path, token, body)
 	case strings.HasSuffix(path, "/gates"):
 		f.gate(w, path, token, body)
+	case strings.HasPrefix(path, "/v1/state/"):
+		f.state(w, req, strings.TrimPrefix(path, "/v1/state/"), token, body)
 	case strings.Contains(path, "/receipts/"):
 		f.receipt(w, path, token, body)
 	default:

@@ -158,6 +158,8 @@ type call struct {
 	media  string // of raw
 	bearer string // instead of the client's token
 	match  string // If-Match
+	// noneMatch: If-None-Match.
+	noneMatch string
 	// repeatable: doing it twice is the same as doing it once.
 	repeatable bool
 	wait       time.Duration // how long the server is asked to wait
@@ -262,6 +264,9 @@ func (c *Client) request(ctx context.Context, k *call, body []byte, accept strin
 	}
 	if c.groups != "" {
 		h.Set(HeaderGroups, c.groups)
+	}
+	if k.noneMatch != "" {
+		h["If-None-Match"] = []string{k.noneMatch}
 	}
 	bearer := cmp.Or(k.bearer, c.token)
 	if bearer == "" && c.tokens != nil {

@@ -136,7 +136,7 @@ func (a *app) root() *cobra.Command {
 		{"Run a fleet:", []*cobra.Command{a.devCommand(), a.applyCommand(), a.runCommand(), a.execCommand()}},
 		{"See:", []*cobra.Command{
 			a.getCommand(), a.describeCommand(), a.runsCommand(), a.logsCommand(), a.eventsCommand(), a.treeCommand(),
-			a.explainCommand(), a.gatesCommand(), a.receiptsCommand(), a.auditCommand(), a.deadLettersCommand(),
+			a.explainCommand(), a.gatesCommand(), a.receiptsCommand(), a.auditCommand(), a.deadLettersCommand(), a.stateCommand(),
 		}},
 		{"Act:", []*cobra.Command{
 			a.cancelCommand(), a.retryCommand(), a.suspendCommand(), a.resumeCommand(), a.signalCommand(),

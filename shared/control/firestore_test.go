@@ -172,3 +172,10 @@ func TestARecordStaysSmallHoweverMuchHappens(t *testing.T) { // case F14
 	}
 	t.Logf("%d events: the record had up to %d bytes", len(history), largest)
 }
+
+func TestStateOverFirestore(t *testing.T) {
+	t.Parallel()
+	h, _ := firestoreHouse(t, agentNamed("post"))
+	raceForState(t, h, 3, 8)
+	staleAttempt(t, h)
+}

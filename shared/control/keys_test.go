@@ -15,7 +15,7 @@ func TestWhichKeysVerify(t *testing.T) {
 	g := Grant{Run: "r", N: 1, Agent: "a", Tenant: "t"}
 	// What a control plane of before wrote, whose tokens named no key.
 	unnamed, err := jwt.NewWithClaims(jwt.SigningMethodHS256, claims{Agent: "a", Tenant: "t", RegisteredClaims: jwt.RegisteredClaims{
-		Issuer: tokenIssuer, Subject: "r.1", ExpiresAt: jwt.NewNumericDate(signedAt.Add(time.Hour)),
+		Issuer: TokenIssuer, Subject: "r.1", ExpiresAt: jwt.NewNumericDate(signedAt.Add(time.Hour)),
 	}}).SignedString(secret(2))
 	if err != nil {
 		t.Fatal(err)

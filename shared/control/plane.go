@@ -162,6 +162,7 @@ type Plane struct {
 	led *lead
 	// lookedForHook is when a path that no known trigger has may be looked for again, on the monotonic clock; guarded by mu.
 	lookedForHook time.Duration
+	gone          goneCursor // of shared state
 	// vouched is until when a worker's heartbeats need no look at the store, on the monotonic clock; guarded by mu.
 	vouched map[string]time.Duration
 	// logs counts, in a process that does not lead, what attempts logged by it; guarded by mu.

@@ -22,8 +22,10 @@ import (
 // ErrToken is wrapped by Verify for every token that is not good now.
 var ErrToken = errors.New("attempt token is not valid")
 
+// TokenIssuer is the iss of every attempt token.
+const TokenIssuer = "errand"
+
 const (
-	tokenIssuer  = "errand"
 	maxToken     = 4 << 10
 	maxKnown     = 4096
 	tokenPadding = time.Minute // a token outlives its attempt by the grace and this
@@ -81,7 +83,7 @@ func (s *signer) sign(g Grant, now, expires time.Time) (string, error) {
 		Agent   string   `json:"agt"`
 		Tenant  string   `json:"ten"`
 		Scopes  []string `json:"scp,omitempty"`
-	}{tokenIssuer, runtime.AttemptID(g.Run, g.N), expires.Unix(), g.Agent, g.Tenant, g.Scopes})
+	}{TokenIssuer, runtime.AttemptID(g.Run, g.N), expires.Unix(), g.Agent, g.Tenant, g.Scopes})
 	if err != nil {
 		return "", fmt.Errorf("sign the token of attempt %s: %w", runtime.AttemptID(g.Run, g.N), err)
 	}
@@ -110,7 +112,7 @@ func (s *signer) verify(token string, now time.Time) (Grant, error) {
 	}
 	var c claims
 	_, err := s.parser.ParseWithClaims(token, &c, func(t *jwt.Token) (any, error) { return ring.verifies(t.Header) })
-	if err != nil || c.Issuer != tokenIssuer {
+	if err != nil || c.Issuer != TokenIssuer {
 		return Grant{}, fmt.Errorf("%w: not signed by this control plane", ErrToken)
 	}
 	id, n, err := runtime.ParseAttemptID(c.Subject)

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"net/http"
 	"reflect"
@@ -20,7 +21,9 @@ type door struct {
 	id, summary  string
 	tag          string
 	need         right
-	hot          bool // called all the time
+	hot          bool   // called all the time
+	route        string // of the router, where it is not the path
+	attempts     bool   // the token of an attempt opens it as well
 
 	// Of plain doors; huma takes them from the handler's types.
 	body     any    // a value of the request's type
@@ -45,8 +48,8 @@ func (s *Server) plain(d door, h func(w http.ResponseWriter, r *http.Request) er
 			query = append(query, p.Name)
 		}
 	}
-	s.router.MethodFunc(d.method, d.path, func(w http.ResponseWriter, r *http.Request) {
-		r, err := s.admit(d.need, r)
+	s.router.MethodFunc(d.method, cmp.Or(d.route, d.path), func(w http.ResponseWriter, r *http.Request) {
+		r, err := s.admitTo(&d, r)
 		if err == nil {
 			err = onlyQuery(r, query)
 		}
@@ -129,6 +132,18 @@ func (s *Server) admit(need right, r *http.Request) (*http.Request, error) {
 	return r, p.may(need)
 }
 
+// admitTo is admit for a door that may be open to attempts.
+func (s *Server) admitTo(d *door, r *http.Request) (*http.Request, error) {
+	if token, ok := Bearer(r); d.attempts && ok && isAttemptToken(token) {
+		g, err := s.plane.Verify(token)
+		if err != nil {
+			return r, problem(http.StatusUnauthorized, api.CodeUnauthorized, "%v", err)
+		}
+		return r.WithContext(context.WithValue(r.Context(), grantKey, g)), nil
+	}
+	return s.admit(d.need, r)
+}
+
 func (s *Server) operation(d door) huma.Operation {
 	if d.hot {
 		s.hot[d.path] = true
@@ -149,6 +164,9 @@ func (s *Server) operation(d door) huma.Operation {
 	default:
 		op.Errors = append(op.Errors, http.StatusUnauthorized, http.StatusForbidden)
 		op.Security = []map[string][]string{{"token": {}}, {}}
+		if d.attempts {
+			op.Security = append(op.Security, map[string][]string{"attempt": {}})
+		}
 	}
 	return op
 }

@@ -58,6 +58,7 @@ type fakePlane struct {
 	stats    control.Stats
 	triggers fakeTriggers
 	*fakeGates
+	fakeState
 }
 
 const instant = run.Instant(1_767_225_600_000) // 2026-01-01T00:00:00Z

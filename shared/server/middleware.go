@@ -24,6 +24,7 @@ type contextKey int
 const (
 	requestIDKey contextKey = iota
 	principalKey
+	grantKey // of an attempt, at doors that are open to attempts too
 )
 
 func requestID(ctx context.Context) string {

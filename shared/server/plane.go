@@ -25,6 +25,7 @@ type Plane interface {
 	triggerPlane
 	workerPlane
 	gatePlane
+	statePlane
 }
 
 type gatePlane interface {
@@ -35,6 +36,14 @@ type gatePlane interface {
 	DecideGates(ctx context.Context, votes []control.GateVote) []control.GateOutcome
 	// RequestGate keeps an attempt's question until it parks on it.
 	RequestGate(ctx context.Context, runID string, n int, step string, ask run.GateAsk) (*run.Gate, runtime.Result, error)
+}
+
+type statePlane interface {
+	// StateValue returns a document of shared state with its value.
+	StateValue(ctx context.Context, tenant, key string) (control.StateDoc, json.RawMessage, error)
+	ListState(ctx context.Context, tenant, prefix string, limit int, pageToken string) (docs []control.StateDoc, next string, err error)
+	PutState(ctx context.Context, w control.StateWrite) (control.StateDoc, error)
+	DeleteState(ctx context.Context, w control.StateWrite) error
 }
 
 type runPlane interface {

@@ -178,6 +178,9 @@ func (p *wireProblem) MarshalJSON() ([]byte, error) { return json.Marshal(&p.Pro
 
 func problemHeaders(p *api.Problem) http.Header {
 	h := http.Header{}
+	if p.Current != "" {
+		h.Set("ETag", quoted(p.Current))
+	}
 	if p.RetryAfter > 0 {
 		h.Set("Retry-After", strconv.Itoa(p.RetryAfter))
 	}

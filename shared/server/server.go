@@ -134,6 +134,7 @@ func New(o Options) (*Server, error) {
 	s.runActionDoors()
 	s.receiptDoors()
 	s.gateDoors()
+	s.stateDoors()
 	s.streamDoors()
 	s.fleetDoors()
 	s.triggerDoors()

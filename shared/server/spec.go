@@ -44,6 +44,7 @@ func (s *Server) frame(version string) huma.Config {
 				{Name: "fleet", Description: "What is declared: agents, targets, tenants, triggers."},
 				{Name: "effects", Description: "Receipts of external effects."},
 				{Name: "gates", Description: "Questions to people that runs wait for."},
+				{Name: "state", Description: "Documents that runs of a tenant share."},
 				{Name: "triggers", Description: "Messages from outside that make runs, and those that made none."},
 				{Name: "workers", Description: "The worker protocol: leases, reports of attempts."},
 				{Name: "operations", Description: "Figures, health, version."},

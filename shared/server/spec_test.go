@@ -12,6 +12,7 @@ import (
 // interfaceTable is every call that the interface promises.
 const interfaceTable = `
 DELETE /v1/agents/{name}
+DELETE /v1/state/{key}
 DELETE /v1/targets/{name}
 DELETE /v1/tenants/{name}
 DELETE /v1/triggers/{name}
@@ -51,6 +52,8 @@ GET /v1/runs/{id}/receipts
 GET /v1/runs/{id}/tree
 GET /v1/schedules
 GET /v1/schedules/{name}
+GET /v1/state
+GET /v1/state/{key}
 GET /v1/stats
 GET /v1/targets
 GET /v1/targets/{name}
@@ -105,6 +108,7 @@ POST /v1/tick
 POST /v1/triggers/http/{path}
 POST /v1/triggers/pubsub/{name}
 POST /v1/workers/{id}:heartbeat
+PUT /v1/state/{key}
 `
 
 // document is what the tests look at of an OpenAPI document.

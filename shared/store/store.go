@@ -39,10 +39,12 @@ const (
 	KindMisc
 	// KindGate is a question to people that a run waits for; Owner is the run, Tag "open" while it can be decided.
 	KindGate
+	// KindState is a document of a tenant's shared state; Tag lists those of the tenant that are there.
+	KindState
 )
 
 func (k Kind) String() string {
-	names := [...]string{"", "run", "history", "step", "receipt", "payload", "session", "fleet", "lease", "log", "misc", "gate"}
+	names := [...]string{"", "run", "history", "step", "receipt", "payload", "session", "fleet", "lease", "log", "misc", "gate", "state"}
 	if int(k) < len(names) && k > 0 {
 		return names[k]
 	}

@@ -29,6 +29,7 @@ var collections = map[store.Kind]string{
 	store.KindLog:     "logs",
 	store.KindMisc:    "misc",
 	store.KindGate:    "gates",
+	store.KindState:   "state",
 }
 
 // partsCollection holds the parts of bodies that are too large for their documents.

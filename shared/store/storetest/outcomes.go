@@ -12,6 +12,7 @@ const (
 	kStep    = store.KindStep
 	kReceipt = store.KindReceipt
 	kMisc    = store.KindMisc
+	kState   = store.KindState
 )
 
 // ref names a document in a wanted state.
@@ -246,7 +247,7 @@ func testInvalid(t *testing.T, open func(t *testing.T) store.Store) {
 	}
 	cases := map[string]store.Unit{
 		"a kind that there is not":            unit(create(0, "a")),
-		"a kind after the last":               unit(create(store.KindGate+1, "a")),
+		"a kind after the last":               unit(create(store.KindState+1, "a")),
 		"an empty id":                         unit(create(kStep, "")),
 		"an id with a zero byte":              unit(create(kStep, "a\x00b")),
 		"an id that is not UTF-8":             unit(create(kStep, "a\xff")),

@@ -313,6 +313,10 @@ func testOwnedTagged(t *testing.T, open func(t *testing.T) store.Store) {
 		tagged(kReceipt, "f", "", ""),
 		tagged(kStep, "a", "run-1", "unknown"),
 		tagged(kReceipt, "g", "run-1", "unknown"),
+		tagged(kState, "acme/a", "", "held/acme"),
+		tagged(kState, "acme/a/1", "", "held/acme"),
+		tagged(kState, "acme/a/2", "", "gone"),
+		tagged(kState, "acme/a0", "", "held/acme"),
 	)
 	moved := ownedBy(update(kReceipt, "g", 1), "run-2")
 	moved.Tag = "settled"
@@ -325,6 +329,12 @@ func testOwnedTagged(t *testing.T, open func(t *testing.T) store.Store) {
 		"what a run owns comes by id": {
 			func(ctx context.Context) ([]store.Doc, error) { return s.Owned(ctx, kReceipt, "run-1", "", 10) },
 			[]string{"a", "c", "d", "e"},
+		},
+		"what has a tag is found from a place at which nothing is": {
+			func(ctx context.Context) ([]store.Doc, error) {
+				return s.Tagged(ctx, kState, "held/acme", "acme/a.\U0010ffff", 10)
+			},
+			[]string{"acme/a/1", "acme/a0"},
 		},
 		"what a run owns goes on after an id": {
 			func(ctx context.Context) ([]store.Doc, error) { return s.Owned(ctx, kReceipt, "run-1", "a", 2) },

@@ -52,7 +52,7 @@ func CheckUnit(u *store.Unit) error {
 
 func checkWrite(w *store.Write) error {
 	// 1. The document's name.
-	if w.Kind < store.KindRun || w.Kind > store.KindGate {
+	if w.Kind < store.KindRun || w.Kind > store.KindState {
 		return fmt.Errorf("write of %q: %w: no kind %d", w.ID, store.ErrInvalid, w.Kind)
 	}
 	if err := checkID("write of "+w.Kind.String(), w.ID); err != nil {
