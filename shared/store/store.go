@@ -39,7 +39,7 @@ const (
 	KindMisc
 	// KindGate is a question to people that a run waits for; Owner is the run, Tag "open" while it can be decided.
 	KindGate
-	// KindState is a document of a tenant's shared state; Tag lists those of the tenant that are there.
+	// KindState is a document of a tenant's shared state; Tag lists those of the tenant that are there. It has no Owner.
 	KindState
 )
 

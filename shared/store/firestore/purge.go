@@ -52,7 +52,7 @@ func (s *Store) expand(ctx context.Context, works []*work) error {
 	return nil
 }
 
-// ownedBy reads the heads of what runs own, of every kind.
+// ownedBy reads the heads of what runs own, of every kind that they can own.
 func (s *Store) ownedBy(ctx context.Context, runs []string) (map[string][]target, error) {
 	type query struct {
 		kind store.Kind
@@ -61,7 +61,9 @@ func (s *Store) ownedBy(ctx context.Context, runs []string) (map[string][]target
 	var queries []query
 	for chunk := range slices.Chunk(runs, disjuncts) {
 		for kind := range collections {
-			queries = append(queries, query{kind, chunk})
+			if kind != store.KindState {
+				queries = append(queries, query{kind, chunk})
+			}
 		}
 	}
 	var mu sync.Mutex

@@ -252,6 +252,7 @@ func testInvalid(t *testing.T, open func(t *testing.T) store.Store) {
 		"an id with a zero byte":              unit(create(kStep, "a\x00b")),
 		"an id that is not UTF-8":             unit(create(kStep, "a\xff")),
 		"an owner with a zero byte":           unit(ownedBy(create(kStep, "a"), "a\x00")),
+		"shared state that belongs to a run":  unit(ownedBy(create(kState, "a"), "run-1")),
 		"a version of 0":                      unit(store.Write{Doc: doc(kStep, "a", 0)}),
 		"a version that does not rise":        unit(store.Write{Doc: doc(kStep, "a", 4), Expect: 4}),
 		"an expectation below any":            unit(store.Write{Doc: doc(kStep, "a", 1), Expect: -2}),

@@ -75,6 +75,9 @@ func checkWrite(w *store.Write) error {
 	if err := checkKeys(w, w.Owner, w.Tag); err != nil {
 		return err
 	}
+	if w.Kind == store.KindState && w.Owner != "" {
+		return refuse(w, "belongs to run %s; shared state belongs to none", w.Owner)
+	}
 	if n := len(w.Body); n > store.MaxBody {
 		return fmt.Errorf("write of %s %q: %w: body of %d bytes, at most %d", w.Kind, w.ID, store.ErrTooLarge, n, store.MaxBody)
 	}
