@@ -34,16 +34,7 @@ type fake struct {
 	refuse   map[string]*api.Problem // answer to reports of a type
 	ids      int
 	states   map[string]json.RawMessage // of sessions
-	mu      sync.Mutex
-	changed chan struct{} // closed and replaced when anything does
-	runs    map[string]*fakeRun
-	queue   []string
-	workers map[string]*fakeWorker
-	drain   bool
-	refuse  map[string]*api.Problem // answer to reports of a type
-	ids     int
-	states  map[string]json.RawMessage // of sessions
-	shared  map[string]*fakeShared     // state by key
+	shared   map[string]*fakeShared     // state by key
 
 	// Knobs, set before use.
 	attemptFor time.Duration
