@@ -287,6 +287,10 @@ func (p *Plane) Explain(ctx context.Context, id, target string) (Explanation, er
 	}
 	// 2. Every target as it stands now.
 	agent := p.agentOf(ctx, rec)
+	family, err := p.familyStory(ctx, rec)
+	if err != nil {
+		return e, err
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var diagnosis placement.Diagnosis
@@ -303,7 +307,7 @@ func (p *Plane) Explain(ctx context.Context, id, target string) (Explanation, er
 	if rec.State == run.Queued {
 		e.Queue = p.position(rec, diagnosis)
 	}
-	e.Story = p.story(rec, &e, diagnosis, agent, target)
+	e.Story = append(p.story(rec, &e, diagnosis, agent, target), family...)
 	return e, nil
 }
 
@@ -342,7 +346,7 @@ func (p *Plane) story(rec *run.Record, e *Explanation, d placement.Diagnosis, ag
 		s = append(s, rec.Message)
 	}
 	switch {
-	case agent == nil:
+	case agent == nil && rec.Kind == run.KindAgent:
 		s = append(s, "Its agent is not declared any more.")
 	case rec.State == run.Unschedulable:
 		s = append(s, "No target could take it, even when empty:")
@@ -357,6 +361,7 @@ func (p *Plane) story(rec *run.Record, e *Explanation, d placement.Diagnosis, ag
 		s = append(s, fmt.Sprintf("Attempt %d was placed on %s at %s.", rec.Attempt, nodeOf(rec), at(e.DecidedAt)))
 	case rec.State == run.Backoff:
 		s = append(s, fmt.Sprintf("Attempt %d failed (%s); the next may be queued at %s.", rec.Attempt, rec.Current().Class, at(rec.Due)))
+	case rec.State == run.Waiting && rec.Park.On == run.OnChildren: // of them it is told below
 	case rec.State == run.Waiting && rec.Park != nil:
 		what := "the time " + at(rec.Park.Until)
 		if rec.Park.On == run.OnInput {

@@ -1,6 +1,7 @@
 package control
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"path/filepath"
@@ -157,4 +158,125 @@ func BenchmarkStats(b *testing.B) {
 	for b.Loop() {
 		p.Stats(time.Hour, "", "")
 	}
+}
+
+// BenchmarkJoin is a fan-out of 10,000 and its join: children called in one step, executed by 4 workers of 64 slots that
+// report in batches, and the parent's wake-up with all results.
+func BenchmarkJoin(b *testing.B) {
+	for name, open := range map[string]func(b *testing.B) store.Store{
+		"memory": func(*testing.B) store.Store { return memory.Open() },
+		"sqlite": func(b *testing.B) store.Store {
+			s, err := sqlite.Open(b.Context(), filepath.Join(b.TempDir(), "bench.db"), sqlite.Options{})
+			if err != nil {
+				b.Fatal(err)
+			}
+			return s
+		},
+	} {
+		b.Run(name, func(b *testing.B) {
+			st := &written{Store: open(b)}
+			defer st.Close()
+			p, err := New(Config{Store: st})
+			if err != nil {
+				b.Fatal(err)
+			}
+			if err := p.Start(b.Context()); err != nil {
+				b.Fatal(err)
+			}
+			if _, err := p.Apply(b.Context(), fleetOf(caller("boss", "hand"), agentNamed("hand")), ApplyOptions{}); err != nil {
+				b.Fatal(err)
+			}
+			b.ResetTimer()
+			st.docs.Store(0)
+			for range b.N {
+				fanOut(b, p, run.MaxChildren)
+			}
+			b.ReportMetric(float64(st.docs.Load())/float64(b.N)/run.MaxChildren, "writes/child")
+			b.ReportMetric(float64(b.N)*run.MaxChildren/b.Elapsed().Seconds(), "children/s")
+			b.StopTimer()
+			if err := p.Close(b.Context()); err != nil {
+				b.Fatal(err)
+			}
+		})
+	}
+}
+
+// written counts documents that are written.
+type written struct {
+	store.Store
+	docs atomic.Int64
+}
+
+func (w *written) Commit(ctx context.Context, units []store.Unit) []error {
+	for i := range units {
+		w.docs.Add(int64(len(units[i].Writes)))
+	}
+	return w.Store.Commit(ctx, units)
+}
+
+// fanOut is one run that calls n children and waits for them.
+func fanOut(b *testing.B, p *Plane, n int) {
+	// 1. The parent calls all and parks.
+	out := p.Submit(b.Context(), []Submission{{Agent: "boss"}})
+	if out[0].Err != nil {
+		b.Fatal(out[0].Err)
+	}
+	parent := out[0].Run.ID
+	lease := func(worker, agent string, most int) []runtime.Assignment {
+		resp, err := p.Lease(b.Context(), LeaseRequest{Worker: worker, Agents: []string{agent}, Max: most, Slots: most, Wait: 100 * time.Millisecond})
+		if err != nil {
+			b.Fatal(err)
+		}
+		return resp.Leases
+	}
+	attempt := func() (got []runtime.Assignment) {
+		for len(got) == 0 {
+			got = lease("boss-worker", "boss", 1)
+		}
+		return got
+	}
+	held := attempt()[0]
+	for first := 0; first < n; first += MaxCalls {
+		calls := make([]runtime.Call, MaxCalls)
+		for i := range calls {
+			calls[i] = runtime.Call{Agent: "hand", Input: json.RawMessage(`{"n":1}`)}
+		}
+		if _, err := p.Children(b.Context(), ChildCalls{Run: parent, N: held.N, Step: "all", First: first, Size: n, Calls: calls}); err != nil {
+			b.Fatal(err)
+		}
+	}
+	park := &run.Park{On: run.OnChildren, Step: "all", Size: n}
+	if res := p.Report(b.Context(), []runtime.Report{{Type: runtime.Parked, Run: parent, N: held.N, Park: park}})[0]; res.Err != nil {
+		b.Fatal(res.Err)
+	}
+	// 2. The children are executed.
+	var done atomic.Int64
+	var group sync.WaitGroup
+	for w := range 4 {
+		group.Go(func() {
+			for done.Load() < int64(n) {
+				var reports []runtime.Report
+				for _, a := range lease(fmt.Sprint("w", w), "hand", 64) {
+					reports = append(reports, runtime.Report{Type: runtime.Completed, Run: a.Run, N: a.N, Output: a.Input})
+				}
+				if len(reports) == 0 {
+					continue
+				}
+				for _, r := range p.Report(b.Context(), reports) {
+					if r.Err != nil {
+						b.Error(r.Err)
+					}
+				}
+				done.Add(int64(len(reports)))
+			}
+		})
+	}
+	group.Wait()
+	// 3. The parent goes on with all results.
+	held = attempt()[0]
+	var x joinResult
+	if err := json.Unmarshal(held.Steps[0].Result, &x); err != nil || x.Succeeded != n {
+		b.Fatalf("joined %d of %d: %v", x.Succeeded, n, err)
+	}
+	p.Report(b.Context(), []runtime.Report{{Type: runtime.Completed, Run: parent, N: held.N, Output: json.RawMessage(`1`)}})
 }

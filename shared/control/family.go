@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -519,8 +520,24 @@ func (p *Plane) endSome(ctx context.Context, parentID, stage string, reason run.
 	return left && err == nil, err
 }
 
-// listChildren reads all children of a run, once per leader and parent.
+// listChildren reads all children of a run into the index: once per leader and parent.
 func (p *Plane) listChildren(ctx context.Context, parentID string) error {
+	err := p.eachChild(ctx, parentID, func(r *run.Record) {
+		p.mu.Lock()
+		p.ix.kinOf(parentID).add(r.Stage, r.Item, r.State)
+		p.mu.Unlock()
+	})
+	if err != nil {
+		return err
+	}
+	p.mu.Lock()
+	p.ix.kinOf(parentID).listed = true
+	p.mu.Unlock()
+	return nil
+}
+
+// eachChild shows the children of a run, without their tails; f must not keep them.
+func (p *Plane) eachChild(ctx context.Context, parentID string, f func(*run.Record)) error {
 	q := store.Query{By: store.ByParent, Parent: parentID, Oldest: true, Limit: store.MaxPage}
 	for {
 		page, err := p.store.List(ctx, q)
@@ -528,20 +545,99 @@ func (p *Plane) listChildren(ctx context.Context, parentID string) error {
 			return fmt.Errorf("list the children of run %s: %w", parentID, err)
 		}
 		var r run.Record
-		p.mu.Lock()
 		for _, d := range page.Docs {
 			if err := run.DecodeBrief(d.Body, &r); err != nil {
-				p.mu.Unlock()
 				return err
 			}
-			p.ix.kinOf(parentID).add(r.Stage, r.Item, r.State)
+			f(&r)
 		}
 		if page.Next == "" {
-			p.ix.kinOf(parentID).listed = true
-			p.mu.Unlock()
 			return nil
 		}
-		p.mu.Unlock()
 		q.After = page.Next
 	}
 }
+
+// stageCount is how far a stage of a run is.
+type stageCount struct {
+	stage string
+	family
+}
+
+// stagesOf tells how far the stages are that a run has called children for, by name.
+func (p *Plane) stagesOf(ctx context.Context, rec *run.Record) ([]stageCount, error) {
+	// 1. What is known here.
+	var k *kin
+	if p.leads() {
+		p.mu.Lock()
+		if known := p.ix.kin.of[rec.ID]; known != nil && (known.listed || rec.CreatedAt > p.ix.kin.since) {
+			k = known.copy()
+		}
+		p.mu.Unlock()
+	}
+	// 2. Or what the store has.
+	if k == nil {
+		k = &kin{stages: make(map[string]*brood)}
+		if err := p.eachChild(ctx, rec.ID, func(r *run.Record) { k.add(r.Stage, r.Item, r.State) }); err != nil {
+			return nil, err
+		}
+	}
+	var all []stageCount
+	for _, name := range slices.Sorted(maps.Keys(k.stages)) {
+		all = append(all, stageCount{name, k.stages[name].family()})
+	}
+	return all, nil
+}
+
+// familyStory tells of the children of a run that goes on, in sentences.
+func (p *Plane) familyStory(ctx context.Context, rec *run.Record) ([]string, error) {
+	p.mu.Lock()
+	known := p.ix.kin.of[rec.ID] != nil
+	p.mu.Unlock()
+	if rec.State.Terminal() || !known && rec.Kind == run.KindAgent && !hasParked(rec) {
+		return nil, nil
+	}
+	stages, err := p.stagesOf(ctx, rec)
+	if err != nil {
+		return nil, err
+	}
+	return storyOf(rec, stages), nil
+}
+
+func storyOf(rec *run.Record, stages []stageCount) []string {
+	var s []string
+	if p := rec.Park; rec.State == run.Waiting && p != nil && p.On == run.OnChildren {
+		f := family{}
+		for _, c := range stages {
+			if c.stage == p.Step {
+				f = c.family
+			}
+		}
+		text := fmt.Sprintf("It waits for the %d children of step %s and holds no slot: %d have ended, %d of them failed.", p.Size, p.Step, f.ended, f.failed)
+		switch {
+		case p.Need > 0:
+			text += fmt.Sprintf(" It goes on when %d have succeeded.", p.Need)
+		case p.Tolerate > 0:
+			text += fmt.Sprintf(" It goes on when all have ended, or %d have failed.", p.Tolerate+1)
+		}
+		s = append(s, text)
+	}
+	open, more := 0, 0
+	for _, c := range stages {
+		if c.ended == c.spawned || rec.Park != nil && c.stage == rec.Park.Step {
+			continue
+		}
+		if open++; open > maxStoryStages {
+			more++
+			continue
+		}
+		s = append(s, fmt.Sprintf("Of the %d children of stage %s %d have ended, %d of them failed.", c.spawned, c.stage, c.ended, c.failed))
+	}
+	if more > 0 {
+		s = append(s, fmt.Sprintf("Children of %d more stages are under way.", more))
+	}
+	return s
+}
+
+// maxStoryStages bounds the stages of which an explanation tells.
+const maxStoryStages = 10

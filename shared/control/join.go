@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/errand-run/errand/shared/run"
@@ -236,4 +237,59 @@ func (p *Plane) joined(ctx context.Context, rec *run.Record, f family) (json.Raw
 	}
 	x.Children = nil
 	return json.Marshal(x)
+}
+
+// maxSwept bounds the runs of families that one tick reads again.
+const maxSwept = 500
+
+// sweepFamilies reads runs of families again that nobody may have told of: the end of a child, or of a parent, is in no
+// index of what is due. Each tick takes some, in turns.
+func (p *Plane) sweepFamilies(ctx context.Context) {
+	if p.store.Exclusive() {
+		return // there is nobody to tell
+	}
+	// 1. Those whose turn it is.
+	p.mu.Lock()
+	ks := &p.ix.kin
+	if len(ks.sweep) == 0 {
+		for id, k := range ks.of {
+			if k.open > 0 {
+				ks.sweep = append(ks.sweep, id)
+			}
+		}
+		slices.Sort(ks.sweep)
+	}
+	var ids []string
+	for len(ks.sweep) > 0 && len(ids) < maxSwept {
+		id := ks.sweep[0]
+		ks.sweep = ks.sweep[1:]
+		if k := ks.of[id]; k != nil && k.open > 0 {
+			ids = append(ids, id)
+			for _, at := range k.unended("", maxSwept) {
+				ids = append(ids, childID(id, at.stage, at.item))
+			}
+		}
+	}
+	p.mu.Unlock()
+	ids = ids[:min(len(ids), store.MaxPage)]
+	if len(ids) == 0 {
+		return
+	}
+	// 2. Those that have ended, or have been told to, are looked at.
+	docs, err := p.store.GetMany(ctx, store.KindRun, ids)
+	if err != nil {
+		p.log.WarnContext(ctx, "look for children that have ended; a later tick does again", "error", err)
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var r run.Record
+	for i, d := range docs {
+		if d.Version == 0 || run.DecodeBrief(d.Body, &r) != nil {
+			continue
+		}
+		if known := p.ix.runs[ids[i]]; r.State.Terminal() || r.State == run.Canceling && (known == nil || known.seq < d.Version) {
+			p.ix.left = append(p.ix.left, ids[i])
+		}
+	}
 }

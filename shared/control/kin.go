@@ -172,6 +172,15 @@ type place struct {
 	item  int
 }
 
+// copy is the counts of each stage, for whoever does not hold Plane.mu.
+func (k *kin) copy() *kin {
+	c := &kin{stages: make(map[string]*brood, len(k.stages))}
+	for name, b := range k.stages {
+		c.stages[name] = &brood{spawned: b.spawned, ended: b.ended, succeeded: b.succeeded}
+	}
+	return c
+}
+
 // unended are known children of a stage, of all stages for "", that have not ended and are not about to; one more than
 // the limit at most.
 func (k *kin) unended(stage string, limit int) (all []place) {

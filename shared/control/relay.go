@@ -306,6 +306,7 @@ func (p *Plane) stepSweep(ctx context.Context, now run.Instant) {
 			}
 		}
 	}
+	p.sweepFamilies(ctx)
 	p.wake()
 }
 
