@@ -192,7 +192,7 @@ func (p *Plane) childOf(ctx context.Context, parent *run.Record, stage string, i
 	if spec.Unit == "" {
 		spec.Unit = childUnit(parent, stage, item)
 	}
-	if c.Mode != "" { // what the run did is undone also when its time and its money are used up
+	if c.Mode != "" || strings.HasPrefix(stage, undoStage) { // what the run did is undone also when its time and its money are used up
 		spec.Deadline, spec.BudgetUSD, spec.BudgetToken = 0, 0, 0
 	}
 	if maxAtOnce > 0 {

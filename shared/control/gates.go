@@ -149,7 +149,7 @@ func (p *Plane) gate(ctx context.Context, id string) (*run.Gate, error) {
 
 // waitsAt reports whether a run waits for people to decide a gate.
 func waitsAt(rec *run.Record, gate string) bool {
-	return rec.State == run.Waiting && rec.Park != nil && rec.Park.On == run.OnGate && rec.Park.Name == gate
+	return rec.State == run.Waiting && rec.Park != nil && rec.Park.On == run.OnGate && rec.Park.Name == gate || asksToUndo(rec)
 }
 
 // parkedAtGate completes the park of an attempt that waits for people from now on.
@@ -485,13 +485,14 @@ func (p *Plane) voteRefused(ctx context.Context, d *draft, rec *run.Record, g *r
 		return nil
 	}
 	out.Gate = next
-	if noted != nil && !rec.State.Terminal() {
+	over := rec.State.Terminal() || rec.State == run.Compensating
+	if noted != nil && !over {
 		d.events = append(d.events, run.Event{
 			Type: run.EvGateChanged, At: now, Actor: run.Clip(v.Name, run.MaxName), Code: "refused", Due: next.Due(),
 			Message: run.Clip(refusal.Message, run.MaxMessage), Detail: gateDetail(g, string(v.Decision)),
 		})
 	}
-	if rec.State.Terminal() {
+	if over {
 		p.noteAfterwards(ctx, g, next)
 		return nil
 	}
@@ -527,16 +528,23 @@ func (p *Plane) gateMoved(ctx context.Context, d *draft, rec *run.Record, was, n
 	if err != nil {
 		return fmt.Errorf("encode the result of gate %s: %w", next.ID, err)
 	}
-	step, err := stepWrite(rec.ID, runtime.Step{Name: next.Step, Seq: rec.Park.Seq, Result: body})
+	seq := 0
+	if rec.Park != nil {
+		seq = rec.Park.Seq
+	}
+	step, err := stepWrite(rec.ID, runtime.Step{Name: next.Step, Seq: seq, Result: body})
 	if err != nil {
 		return err
 	}
 	step.Expect = store.AnyVersion
 	d.writes = append(d.writes, step)
 	e.Type, e.At, e.Code, e.Detail = run.EvWoken, now, result.Decision, gateDetail(next, "")
-	if rec.Kind == run.KindAgent {
+	switch {
+	case rec.State == run.Compensating:
+		e.Type, e.Stage = run.EvAdvanced, rec.Flow
+	case rec.Kind == run.KindAgent:
 		e.Due = p.queueEnd(ctx, rec, now)
-	} else {
+	default:
 		e.Type = run.EvBegan
 	}
 	d.events = append(d.events, e)

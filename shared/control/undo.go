@@ -3,6 +3,7 @@ package control
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/errand-run/errand/shared/run"
+	"github.com/errand-run/errand/shared/runtime"
 	"github.com/errand-run/errand/shared/store"
 )
 
@@ -302,15 +304,99 @@ func (p *Plane) undoOf(ctx context.Context, r *run.Record, root string, preview 
 	}}, until, nil
 }
 
-// undoFailed keeps a run that could not be undone where people see it, with the question whether to try again.
+// undoFailed asks people whether to try again what could not be undone; meanwhile the run stays where they see it. The
+// answer is a step of the run, like that of any gate.
 func (p *Plane) undoFailed(ctx context.Context, rec *run.Record, it *undoItem, step, why string) (again bool, err error) {
-	return false, p.change(ctx, edit{id: rec.ID, decide: func(_ context.Context, r *run.Record, now run.Instant) (draft, error) {
-		var d draft
-		if r.State == run.Compensating && r.Reason != run.CompensationFailed {
-			d.events = append(d.events, run.Event{Type: run.EvCompensating, At: now, Reason: run.CompensationFailed, Message: run.Clip(it.what()+" failed: "+why, run.MaxMessage)})
+	// 1. What they said.
+	switch doc, err := p.store.Get(ctx, store.KindStep, stepID(rec.ID, step)); {
+	case errors.Is(err, store.ErrNotFound):
+	case err != nil:
+		return false, fmt.Errorf("read step %s of run %s: %w", step, rec.ID, err)
+	default:
+		var s runtime.Step
+		var said struct {
+			Decision string `json:"decision"`
 		}
+		if err := json.Unmarshal(doc.Body, &s); err != nil {
+			return false, fmt.Errorf("decode step %s of run %s: %w", step, rec.ID, err)
+		}
+		if err := json.Unmarshal(s.Result, &said); err != nil {
+			return false, fmt.Errorf("decode the result of step %s of run %s: %w", step, rec.ID, err)
+		}
+		if said.Decision != "approved" {
+			return false, p.giveUpUndo(ctx, rec, fmt.Sprintf("%s failed, and was given up (%s): %s", it.what(), said.Decision, why))
+		}
+		return true, p.undoAgain(ctx, rec, it)
+	}
+	// 2. Ask them, once.
+	return false, p.change(ctx, edit{id: rec.ID, decide: func(ctx context.Context, r *run.Record, now run.Instant) (draft, error) {
+		var d draft
+		if r.State != run.Compensating || r.Reason == run.CompensationFailed {
+			return d, nil
+		}
+		action, err := json.Marshal(map[string]string{"undo": it.what(), "run": r.ID, "failed": run.Clip(why, run.MaxMessage)})
+		if err != nil {
+			return d, fmt.Errorf("ask about undoing run %s: %w", r.ID, err)
+		}
+		_, w, err := p.gateDraft(ctx, r, run.GateAsk{
+			Title:     fmt.Sprintf("Run %s could not be undone: approve to try again, reject to give up", r.ID),
+			Action:    action,
+			Approvers: []string{p.ownerOf(ctx, r)}, Expires: run.MaxGateWait,
+		}, step, now)
+		if err != nil {
+			return d, err
+		}
+		d.writes = append(d.writes, w)
+		d.events = append(d.events, run.Event{Type: run.EvCompensating, At: now, Reason: run.CompensationFailed, Message: run.Clip(it.what()+" failed: "+why, run.MaxMessage)})
 		return d, nil
 	}}).err
+}
+
+// asksToUndo reports whether a run asks people whether to try again what could not be undone.
+func asksToUndo(rec *run.Record) bool {
+	return rec.State == run.Compensating && rec.Reason == run.CompensationFailed
+}
+
+// undoAgain takes a run that could not be undone back to its undoing.
+func (p *Plane) undoAgain(ctx context.Context, rec *run.Record, it *undoItem) error {
+	if rec.Reason != run.CompensationFailed {
+		return nil
+	}
+	// The reason of its end is that of the first event.
+	history, _, err := p.history(ctx, rec.ID)
+	if err != nil {
+		return err
+	}
+	first := slices.IndexFunc(history, func(e run.Event) bool { return e.Type == run.EvCompensating })
+	if first < 0 {
+		return fmt.Errorf("the history of run %s does not say why it is undone: %w", rec.ID, run.ErrCorrupt)
+	}
+	o := p.change(ctx, edit{id: rec.ID, decide: func(_ context.Context, r *run.Record, now run.Instant) (draft, error) {
+		if !asksToUndo(r) {
+			return draft{}, nil
+		}
+		return draft{events: []run.Event{{Type: run.EvCompensating, At: now, Reason: history[first].Reason, Message: history[first].Message}}}, nil
+	}})
+	if o.err == nil {
+		*rec = *o.rec.Clone() // what follows is decided over it
+	}
+	return o.err
+}
+
+// ownerOf is who is asked about a run, as approvers are named: its label owner, or that of its agent, as a group unless
+// it says otherwise; operators without one.
+func (p *Plane) ownerOf(ctx context.Context, rec *run.Record) string {
+	owner := rec.Labels["owner"]
+	if a := p.agentOf(ctx, rec); owner == "" && a != nil {
+		owner = a.Meta.Labels["owner"]
+	}
+	switch {
+	case owner == "":
+		return "role:operator"
+	case strings.HasPrefix(owner, "user:"), strings.HasPrefix(owner, "group:"), strings.HasPrefix(owner, "role:"):
+		return owner
+	}
+	return "group:" + owner
 }
 
 // giveUpUndo ends a run that could not be undone.

@@ -448,3 +448,59 @@ func TestARunThatAsksGoesOnWhenAPersonSays(t *testing.T) {
 		}
 	})
 }
+
+func TestWhatCannotBeUndoneAtAllIsAskedOfPeople(t *testing.T) {
+	for name, x := range map[string]struct {
+		verdict run.Verdict
+		restart bool
+		state   run.State
+		reason  run.Reason
+		receipt run.ReceiptState
+	}{
+		"they have it tried again":                         {run.Approve, false, run.Failed, run.NonRetryable, run.ReceiptCompensated},
+		"they have it tried again, with a restart between": {run.Approve, true, run.Failed, run.NonRetryable, run.ReceiptCompensated},
+		"they give up": {run.Reject, false, run.Failed, run.CompensationFailed, run.ReceiptDone},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHouse(t, payer(func(a *fleet.Agent) {
+				a.Retry.MaxAttempts = 1
+				a.Meta.Labels = map[string]string{"owner": "finance"}
+			}))
+			r := h.started("payer")
+			h.does(r.ID, 1, "charge")
+			h.report(runtime.Report{Type: runtime.Failed, Run: r.ID, N: 1, Final: true, Message: "broken"})
+			h.undoes("w1", "payer", func(string) bool { return true })
+			h.settle()
+			wantState(t, h.get(r.ID), run.Compensating, run.CompensationFailed)
+			gates, _, err := h.p.Gates(t.Context(), GateFilter{State: run.GateOpen}, 10, "")
+			if err != nil || len(gates) != 1 || gates[0].Run != r.ID || len(gates[0].Approvers) != 1 || gates[0].Approvers[0] != "group:finance" {
+				t.Fatalf("gates %+v, %v", gates, err)
+			}
+			if x.restart {
+				h.open()
+			}
+			out := h.p.DecideGates(t.Context(), []GateVote{{ID: gates[0].ID, GateVote: run.GateVote{
+				Person: run.Person{Name: "ann", Groups: []string{"finance"}}, Decision: x.verdict, ActionHash: gates[0].ActionHash,
+			}}})
+			if out[0].Err != nil {
+				t.Fatal(out[0].Err)
+			}
+			h.settle()
+			if x.restart {
+				h.open()
+				if _, err := h.p.Beat(t.Context(), WorkerBeat{Worker: "w1", Agents: []string{"payer"}, Slots: 10}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if x.verdict == run.Approve {
+				wantState(t, h.get(r.ID), run.Compensating, run.NonRetryable)
+				h.undoes("w1", "payer", nil)
+				h.settle()
+			}
+			wantState(t, h.get(r.ID), x.state, x.reason)
+			if got := h.receiptStates(r.ID)["charge"]; got != x.receipt {
+				t.Errorf("the effect is %s, want %s", got, x.receipt)
+			}
+		})
+	}
+}
