@@ -182,9 +182,9 @@ func (c *Client) Placement(ctx context.Context, id, target string) (*Placement, 
 }
 
 // Audit returns inputs, decisions, approvals, effects and spend of a run in one document.
-func (c *Client) Audit(ctx context.Context, id string) (json.RawMessage, error) {
-	out, err := get[json.RawMessage](ctx, c, runPath(id)+"/audit", nil)
-	return *out, err
+// The audit of a long history comes in pages: the first has all but the later events.
+func (c *Client) Audit(ctx context.Context, id string, p Page) (*Audit, error) {
+	return get[Audit](ctx, c, runPath(id)+"/audit", p.query(nil))
 }
 
 // act does something to a run.

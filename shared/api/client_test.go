@@ -112,7 +112,7 @@ func TestCallsOnTheWire(t *testing.T) {
 		"Receipts":   {func(ctx context.Context, c *Client) error { _, err := c.Receipts(ctx, "r1"); return err }, "GET /v1/runs/r1/receipts"},
 		"Attempts":   {func(ctx context.Context, c *Client) error { _, err := c.Attempts(ctx, "r1"); return err }, "GET /v1/runs/r1/attempts"},
 		"Placement":  {func(ctx context.Context, c *Client) error { _, err := c.Placement(ctx, "r1", "gpu"); return err }, "GET /v1/runs/r1/placement?target=gpu"},
-		"Audit":      {func(ctx context.Context, c *Client) error { _, err := c.Audit(ctx, "r1"); return err }, "GET /v1/runs/r1/audit"},
+		"Audit":      {func(ctx context.Context, c *Client) error { _, err := c.Audit(ctx, "r1", Page{}); return err }, "GET /v1/runs/r1/audit"},
 		"Cancel": {func(ctx context.Context, c *Client) error {
 			_, err := c.Cancel(ctx, "r1", Cancel{Reason: "wrong", DryRun: true})
 			return err

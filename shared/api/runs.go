@@ -228,7 +228,49 @@ type CancelPreview struct {
 	Committed []Receipt `json:"committed"` // effects that happened
 	Unknown   []Receipt `json:"unknown"`   // effects of which nobody knows
 	Children  []Run     `json:"children"`  // runs that end with it
-	Spend     Cost      `json:"spend"`
+	// Compensations are what would be undone, in this order.
+	Compensations []Compensation `json:"compensations"`
+	Spend         Cost           `json:"spend"`
+	// Truncated: there are more than 1,000 runs below it, and not all were looked at.
+	Truncated bool `json:"truncated,omitempty"`
+}
+
+// Compensation is something that is undone when a run ends without success: an effect, or a stage of a workflow.
+type Compensation struct {
+	Run     string `json:"run"`
+	Agent   string `json:"agent"`             // that undoes it
+	Stage   string `json:"stage,omitempty"`   // of a workflow
+	Step    string `json:"step,omitempty"`    // of the effect
+	Effect  string `json:"effect,omitempty"`  // as it was performed
+	Receipt string `json:"receipt,omitempty"` // of the effect
+	State   string `json:"state,omitempty"`   // of the receipt: done; unknown or intent is found out first
+}
+
+// Audit is a run's whole story in one document. The page after the first has the events that follow, alone.
+type Audit struct {
+	Run      Run       `json:"run"` // with input and output
+	Attempts []Attempt `json:"attempts"`
+	// Decisions are where its attempts were placed, and why.
+	Decisions []AuditDecision `json:"decisions"`
+	Approvals []Gate          `json:"approvals"` // what people were asked, and said
+	// Events are the history: decisions of the control plane and of people, each with its actor.
+	Events   []Event   `json:"events"`
+	Receipts []Receipt `json:"receipts"` // effects, and what was undone
+	Children []Run     `json:"children"` // all below it
+	// Spend is that of the run and of all below it.
+	Spend Cost `json:"spend"`
+	// Truncated is true where there are more than 1,000 runs below it, or more than 2,000 effects.
+	Truncated     bool   `json:"truncated,omitempty"`
+	NextPageToken string `json:"nextPageToken,omitempty"` // of more events
+}
+
+// AuditDecision is a placement.
+type AuditDecision struct {
+	At      Time   `json:"at"`
+	Attempt int    `json:"attempt"`
+	Target  string `json:"target"`
+	Worker  string `json:"worker,omitempty"`
+	Why     string `json:"why,omitempty"`
 }
 
 // Retry is the body of POST /v1/runs/{id}:retry.

@@ -153,16 +153,33 @@ func (a *app) previewCancel(ctx context.Context, c *api.Client, ids []string, bo
 	return render.List(a.printer(), view, previews)
 }
 
+// compensationView shows what a cancel would undo.
+var compensationView = render.View[api.Compensation]{
+	Name: func(c api.Compensation) string { return c.Run },
+	Columns: []render.Column[api.Compensation]{
+		{Head: "UNDO", Cell: func(c api.Compensation) string { return firstOf(c.Effect, c.Stage) }},
+		{Head: "OF-RUN", Cell: func(c api.Compensation) string { return c.Run }},
+		{Head: "BY-AGENT", Cell: func(c api.Compensation) string { return c.Agent }},
+		{Head: "STATE", Cell: func(c api.Compensation) string { return render.Dash(c.State) }},
+	},
+}
+
 func (a *app) describePreview(w io.Writer, p api.CancelPreview) error {
 	d := render.NewDetail(w)
 	d.Field("Run", p.Run.ID)
 	d.Field("Name", p.Run.Name())
 	d.Field("State", p.Run.State)
 	d.Field("Spend", cost(p.Spend))
-	d.Field("Committed", fmt.Sprintf("%d effects have happened and stay", len(p.Committed)))
+	d.Field("Committed", fmt.Sprintf("%d effects have happened", len(p.Committed)))
 	d.Field("Unknown", fmt.Sprintf("%d effects of which nobody knows", len(p.Unknown)))
 	if all := append(p.Committed[:len(p.Committed):len(p.Committed)], p.Unknown...); len(all) > 0 {
 		if err := render.List(render.Printer{W: d.Indented(), Format: render.Table}, a.receiptView(), all); err != nil {
+			return err
+		}
+	}
+	d.Field("Undone", fmt.Sprintf("%d things would be undone, in this order; the rest stays", len(p.Compensations)))
+	if len(p.Compensations) > 0 {
+		if err := render.List(render.Printer{W: d.Indented(), Format: render.Table}, compensationView, p.Compensations); err != nil {
 			return err
 		}
 	}

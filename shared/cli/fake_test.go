@@ -379,7 +379,15 @@ func (f *fakeServer) part(w http.ResponseWriter, r *http.Request) {
 	case "receipts":
 		answer(w, 200, api.List[api.Receipt]{Items: []api.Receipt{f.receipt("done")}})
 	case "audit":
-		answer(w, 200, map[string]any{"run": run.ID, "effects": []string{"mail"}})
+		if r.URL.Query().Get("pageToken") != "" {
+			answer(w, 200, api.Audit{Run: *run, Events: []api.Event{{Seq: 2, Type: "succeeded"}}})
+			return
+		}
+		answer(w, 200, api.Audit{
+			Run: *run, Decisions: []api.AuditDecision{{Attempt: 1, Target: "local", Why: "the only one"}}, Receipts: []api.Receipt{f.receipt("done")},
+			Approvals: []api.Gate{{ID: "gate1", State: "approved", Title: "Pay", Decisions: []api.GateDecision{{By: "ann"}}}},
+			Events: []api.Event{{Seq: 1, Type: "submitted"}}, NextPageToken: "1",
+		})
 	}
 }
 

@@ -272,26 +272,3 @@ var candidateView = render.View[api.Candidate]{
 		}},
 	},
 }
-
-func (a *app) auditCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:   "audit RUN",
-		Short: "Give inputs, decisions, effects and spend of a run in one document",
-		Args:  args(1, 1, "a run"),
-		RunE: func(cmd *cobra.Command, words []string) error {
-			c, err := a.client()
-			if err != nil {
-				return err
-			}
-			doc, err := c.Audit(cmd.Context(), words[0])
-			if err != nil {
-				return fmt.Errorf("audit run %s: %w", words[0], err)
-			}
-			p := a.printer()
-			if p.Format != render.YAML {
-				p.Format = render.JSON // it has no table
-			}
-			return render.One(p, render.View[any]{}, any(doc))
-		},
-	}
-}

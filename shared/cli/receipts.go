@@ -63,17 +63,17 @@ func (a *app) resolveCommand() *cobra.Command {
 	var happened, didNot bool
 	var result string
 	cmd := &cobra.Command{
-		Use:   "resolve RECEIPT --happened|--did-not-happen",
+		Use:   "resolve RECEIPT --happened|--not",
 		Short: "Settle an effect of which nobody knows whether it happened",
 		Example: "  errand resolve 9f3c… --happened -i '{\"messageId\": \"42\"}'\n" +
-			"  errand resolve 9f3c… --did-not-happen",
+			"  errand resolve 9f3c… --not",
 		Args: args(1, 1, "a receipt"),
 		RunE: func(cmd *cobra.Command, words []string) error {
 			if happened == didNot {
-				return usagef("resolve: want either --happened or --did-not-happen: look at the outside system first")
+				return usagef("resolve: want either --happened or --not: look at the outside system first")
 			}
 			if didNot && result != "" {
-				return usagef("resolve --did-not-happen: what did not happen has no result; leave -i out")
+				return usagef("resolve --not: what did not happen has no result; leave -i out")
 			}
 			body := api.Resolve{Happened: &happened}
 			var err error
@@ -92,7 +92,9 @@ func (a *app) resolveCommand() *cobra.Command {
 		},
 	}
 	cmd.Flags().BoolVar(&happened, "happened", false, "it took place")
-	cmd.Flags().BoolVar(&didNot, "did-not-happen", false, "it did not take place; the run may do it now")
+	cmd.Flags().BoolVar(&didNot, "not", false, "it did not take place; the run may do it now")
+	cmd.Flags().BoolVar(&didNot, "did-not-happen", false, "")
+	_ = cmd.Flags().MarkHidden("did-not-happen") // is there: cannot fail
 	cmd.Flags().StringVarP(&result, "input", "i", "", "with --happened: its result, JSON, @FILE or -")
 	return cmd
 }

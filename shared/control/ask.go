@@ -383,16 +383,22 @@ func (p *Plane) story(rec *run.Record, e *Explanation, d placement.Diagnosis, ag
 	return s
 }
 
-// PreviewCancel tells what a cancel would meet.
+// PreviewCancel tells what a cancel would meet: what the run and those below it have done, in a tree of up to 1,000 runs,
+// and what would be undone of that, in that order.
 func (p *Plane) PreviewCancel(ctx context.Context, id string) (CancelPreview, error) {
 	tree, err := p.Tree(ctx, id)
 	if err != nil {
 		return CancelPreview{}, err
 	}
-	preview := CancelPreview{Run: tree.Run}
+	// 1. What is there.
+	preview := CancelPreview{Run: tree.Run, Spend: tree.Run.Usage}
+	all := []*run.Record{tree.Run}
 	var walk func(n TreeNode)
 	walk = func(n TreeNode) {
+		preview.More = preview.More || n.More
 		for _, c := range n.Children {
+			all = append(all, c.Run)
+			preview.Spend = preview.Spend.Plus(c.Run.Usage)
 			if !c.Run.State.Terminal() {
 				preview.Children = append(preview.Children, c.Run)
 			}
@@ -400,16 +406,38 @@ func (p *Plane) PreviewCancel(ctx context.Context, id string) (CancelPreview, er
 		}
 	}
 	walk(tree)
-	receipts, err := p.Receipts(ctx, id)
+	// 2. What it did.
+	for _, r := range all {
+		if r.Kind != run.KindAgent || r.Attempt == 0 {
+			continue
+		}
+		receipts, err := p.Receipts(ctx, r.ID)
+		if err != nil {
+			return preview, err
+		}
+		for _, x := range receipts {
+			switch x.State {
+			case run.ReceiptDone:
+				preview.Committed = append(preview.Committed, x)
+			case run.ReceiptUnknown, run.ReceiptIntent:
+				preview.Unknown = append(preview.Unknown, x)
+			}
+		}
+	}
+	// 3. What would be undone.
+	if tree.Run.State.Terminal() {
+		return preview, nil
+	}
+	items, _, err := p.planUndo(ctx, tree.Run, true)
 	if err != nil {
 		return preview, err
 	}
-	for _, r := range receipts {
-		switch r.State {
-		case run.ReceiptDone:
-			preview.Committed = append(preview.Committed, r)
-		case run.ReceiptUnknown, run.ReceiptIntent:
-			preview.Unknown = append(preview.Unknown, r)
+	for _, it := range items {
+		if it.of == nil {
+			preview.Compensations = append(preview.Compensations, Compensation{Run: tree.Run.ID, Agent: it.call.Agent, Stage: strings.TrimPrefix(it.stage, undoStage)})
+		}
+		for i := range it.effects {
+			preview.Compensations = append(preview.Compensations, Compensation{Run: it.of.ID, Agent: it.of.Agent, Receipt: &it.effects[i]})
 		}
 	}
 	return preview, nil

@@ -153,8 +153,18 @@ type CancelRequest struct {
 // CancelPreview is what a cancel would meet.
 type CancelPreview struct {
 	Run                *run.Record
-	Committed, Unknown []run.Receipt
-	Children           []*run.Record
+	Committed, Unknown []run.Receipt // of the run and those below it
+	Children           []*run.Record // that end with it
+	Compensations      []Compensation
+	Spend              run.Usage
+	More               bool // the tree is larger than what was looked at
+}
+
+// Compensation is something that would be undone: an effect of a run, or a stage of a workflow.
+type Compensation struct {
+	Run, Agent string
+	Stage      string       // the workflow's outcome that the agent undoes; "" for an effect
+	Receipt    *run.Receipt // the effect
 }
 
 // Explanation answers where, why, why not, and why is it waiting.

@@ -372,7 +372,7 @@ func (p *Plane) wasUndone(ctx context.Context, rec *run.Record) (bool, error) {
 	if rec.State == run.Succeeded {
 		return false, nil
 	}
-	children, err := p.childrenOf(ctx, rec)
+	children, err := p.childrenOf(ctx, rec, false)
 	if err != nil {
 		return false, err
 	}

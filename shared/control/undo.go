@@ -206,16 +206,18 @@ func (p *Plane) planUndo(ctx context.Context, rec *run.Record, preview bool) (it
 	for len(level) > 0 {
 		var below []*run.Record
 		for _, r := range level {
-			// 1. What it did itself.
-			mine, until, err := p.undoOf(ctx, r, rec.ID, preview)
+			// 1. What it called.
+			children, err := p.childrenOf(ctx, r, preview)
 			if err != nil {
 				return nil, 0, err
 			}
-			items, later = append(items, mine...), max(later, until)
-			// 2. What it called.
-			children, err := p.childrenOf(ctx, r)
-			if err != nil {
-				return nil, 0, err
+			// 2. What it did itself, unless it has undone that already.
+			if r == rec || !undidItself(r, children) {
+				mine, until, err := p.undoOf(ctx, r, rec.ID, preview)
+				if err != nil {
+					return nil, 0, err
+				}
+				items, later = append(items, mine...), max(later, until)
 			}
 			for _, c := range children {
 				if c.Mode != "" || strings.HasPrefix(c.Stage, undoStage) {
@@ -250,9 +252,23 @@ func (p *Plane) planUndo(ctx context.Context, rec *run.Record, preview bool) (it
 	return items, 0, nil
 }
 
-// childrenOf lists the runs that a run called; none for one that has called none for certain.
-func (p *Plane) childrenOf(ctx context.Context, r *run.Record) ([]*run.Record, error) {
-	if r.Kind == run.KindAgent && !r.Undoable {
+// undidItself reports whether a run below the one that is being undone has undone what it did, or a person gave that up.
+// One that ended with the run above may have left it to that one; of an agent's run its receipts say which.
+func undidItself(r *run.Record, children []*run.Record) bool {
+	switch {
+	case r.Reason == run.CompensationFailed:
+		return true
+	case r.Kind == run.KindAgent:
+		return false
+	case r.State == run.Failed, r.State == run.Canceled && r.Reason != run.ParentEnded:
+		return true
+	}
+	return slices.ContainsFunc(children, func(c *run.Record) bool { return strings.HasPrefix(c.Stage, undoStage) })
+}
+
+// childrenOf lists the runs that a run called; for an end, none of one that has called none for certain.
+func (p *Plane) childrenOf(ctx context.Context, r *run.Record, preview bool) ([]*run.Record, error) {
+	if r.Kind == run.KindAgent && !r.Undoable && !preview {
 		return nil, nil
 	}
 	var all []*run.Record
@@ -278,9 +294,6 @@ func (p *Plane) childrenOf(ctx context.Context, r *run.Record) ([]*run.Record, e
 
 // undoOf is what is to be undone of one run itself.
 func (p *Plane) undoOf(ctx context.Context, r *run.Record, root string, preview bool) (items []undoItem, until run.Instant, err error) {
-	if r.Reason == run.CompensationFailed && r.ID != root {
-		return nil, 0, nil // a person gave it up
-	}
 	if r.Kind != run.KindAgent {
 		items, err = p.undoOfFlow(ctx, r, root)
 		return items, 0, err

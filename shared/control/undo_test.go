@@ -504,3 +504,66 @@ func TestWhatCannotBeUndoneAtAllIsAskedOfPeople(t *testing.T) {
 		})
 	}
 }
+
+// The middle of a fan-out, canceled: two children have ended, one is at work, one has not begun.
+func TestACancelDoesWhatItsPreviewSays(t *testing.T) {
+	h := newHouse(t, caller("boss", "payer"), payer(func(a *fleet.Agent) { a.Concurrency.Max = 1 }))
+	r := h.submit(Submission{Agent: "boss"})
+	h.lease("w1", 1, "boss")
+	h.parkOn(r, "pay", callsOf("payer", 4))
+	var effects []string
+	for i := range 3 {
+		a := h.lease("w1", 1, "payer")[0]
+		effects = append([]string{fmt.Sprintf("charge %s", a.Input)}, effects...)
+		h.does(a.Run, a.N, effects[0])
+		if i < 2 {
+			h.report(runtime.Report{Type: runtime.Completed, Run: a.Run, N: a.N, Worker: "w1", Output: a.Input})
+		}
+	}
+	preview, err := h.p.PreviewCancel(t.Context(), r.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var told []string
+	for _, c := range preview.Compensations {
+		told = append(told, c.Receipt.Effect)
+	}
+	if diff := cmp.Diff(effects, told); diff != "" || len(preview.Children) != 2 || len(preview.Committed) != 3 {
+		t.Fatalf("%d children, %d effects; would undo (-want +got):\n%s", len(preview.Children), len(preview.Committed), diff)
+	}
+	// The child at work ends when it is told to; then everything is undone, one after another.
+	if _, err := h.p.Cancel(t.Context(), r.ID, CancelRequest{Actor: "ann"}); err != nil {
+		t.Fatal(err)
+	}
+	h.settle()
+	wantState(t, h.get(r.ID), run.Compensating, run.CanceledByRequest)
+	for _, c := range preview.Children {
+		if got := h.get(c.ID); got.State == run.Canceling {
+			h.report(runtime.Report{Type: runtime.Failed, Run: c.ID, N: got.Attempt, Class: run.ClassCanceled})
+		}
+	}
+	var undone []string
+	failures := 0
+	for len(undone) < 3 {
+		h.pass(time.Minute)
+		some, _ := h.undoes("w1", "payer", func(effect string) bool {
+			if effect == effects[1] && failures < 2 {
+				failures++
+				return true
+			}
+			return false
+		})
+		undone = append(undone, some...)
+	}
+	if diff := cmp.Diff(told, undone); diff != "" {
+		t.Errorf("what was undone, against the preview (-told +undone):\n%s", diff)
+	}
+	h.settle()
+	wantState(t, h.get(r.ID), run.Canceled, run.CanceledByRequest)
+	for _, c := range preview.Children {
+		wantState(t, h.get(c.ID), run.Canceled, run.ParentEnded)
+	}
+	if leases := h.lease("w1", 5, "payer"); len(leases) != 0 {
+		t.Errorf("more is undone: %+v", leases)
+	}
+}

@@ -151,11 +151,7 @@ func (s *Server) cancelRun(w http.ResponseWriter, r *http.Request) error {
 	if out.Unknown, err = s.receipts(r.Context(), p.Unknown); err != nil {
 		return err
 	}
-	usage := p.Run.Usage
-	for _, c := range p.Children {
-		usage = usage.Plus(c.Usage)
-	}
-	out.Spend = costOf(usage)
+	out.Spend, out.Truncated, out.Compensations = costOf(p.Spend), p.More, compensations(p.Compensations)
 	return writeJSON(w, http.StatusOK, out)
 }
 

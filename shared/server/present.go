@@ -202,6 +202,18 @@ func (s *Server) receipt(ctx context.Context, r run.Receipt) (api.Receipt, error
 	return out, nil
 }
 
+func compensations(list []control.Compensation) []api.Compensation {
+	out := make([]api.Compensation, 0, len(list))
+	for _, c := range list {
+		item := api.Compensation{Run: c.Run, Agent: c.Agent, Stage: c.Stage}
+		if r := c.Receipt; r != nil {
+			item.Step, item.Effect, item.Receipt, item.State = r.Step, r.Effect, r.ID, string(r.State)
+		}
+		out = append(out, item)
+	}
+	return out
+}
+
 // receipts leaves out those of tenants that the principal does not see.
 func (s *Server) receipts(ctx context.Context, rs []run.Receipt) ([]api.Receipt, error) {
 	p := principal(ctx)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/errand-run/errand/shared/api"
 	"github.com/errand-run/errand/shared/control"
+	"github.com/errand-run/errand/shared/placement"
 	"github.com/errand-run/errand/shared/run"
 )
 
@@ -17,7 +18,6 @@ func itoa(i int) string { return strconv.Itoa(i) }
 // Bounds of what one answer gathers.
 const (
 	pageSize     = 100
-	maxAudit     = 10_000 // events in an audit
 	maxTokenSize = 1 << 10
 )
 
@@ -243,51 +243,83 @@ func (s *Server) explainPlacement(ctx context.Context, in *explainInput) (*answe
 	return &answer[api.Placement]{Body: placementOf(e)}, nil
 }
 
-// Audit is a run's whole story in one document.
-type Audit struct {
-	Run      api.Run       `json:"run"` // with input and output
-	Attempts []api.Attempt `json:"attempts"`
-	// Events are the history: decisions of the control plane and of people, each with its actor.
-	Events   []api.Event   `json:"events"`
-	Receipts []api.Receipt `json:"receipts"`
-	Children []api.Run     `json:"children"`
-	// Spend is that of the run and of all its descendants.
-	Spend api.Cost `json:"spend"`
-	// Truncated is true where the history is longer than 10,000 events, or the tree than 1,000 runs.
-	Truncated bool `json:"truncated,omitempty"`
+type auditInput struct {
+	ID string `path:"id" doc:"id of the run"`
+	Page
 }
 
-func (s *Server) auditRun(ctx context.Context, in *runInput) (*tagged[Audit], error) {
+// auditEvents is how many events a page of an audit has that asks for no number.
+const auditEvents = 1000
+
+func (s *Server) auditRun(ctx context.Context, in *auditInput) (*tagged[api.Audit], error) {
 	// 1. The run as it is.
 	rec, err := s.runOf(ctx, in.ID)
 	if err != nil {
 		return nil, err
 	}
-	a := Audit{Children: []api.Run{}}
+	a := api.Audit{
+		Attempts: []api.Attempt{}, Decisions: []api.AuditDecision{}, Approvals: []api.Gate{}, Receipts: []api.Receipt{}, Children: []api.Run{},
+	}
 	if a.Run, err = s.whole(ctx, rec); err != nil {
 		return nil, err
 	}
 	// 2. What happened to it.
-	as, err := s.plane.Attempts(ctx, in.ID)
+	after, err := seqOf("query.pageToken", in.PageToken)
 	if err != nil {
 		return nil, err
 	}
-	a.Attempts = attempts(in.ID, as)
-	if a.Events, a.Truncated, err = s.history(ctx, in.ID, 0, maxAudit); err != nil {
-		return nil, err
+	limit := auditEvents
+	if in.Limit != 0 {
+		limit = in.Limit
 	}
-	// 3. What it did outside.
-	rs, err := s.plane.Receipts(ctx, in.ID)
+	page, err := s.plane.History(ctx, in.ID, after, limit)
 	if err != nil {
 		return nil, err
+	}
+	a.Events = make([]api.Event, 0, len(page))
+	for i := range page {
+		e := &page[i]
+		a.Events = append(a.Events, event(*e))
+		if e.Type == run.EvAssigned {
+			a.Decisions = append(a.Decisions, decisionOf(&e.Event))
+		}
+	}
+	if len(page) == limit {
+		a.NextPageToken = strconv.FormatInt(page[len(page)-1].Seq, 10)
+	}
+	if after == 0 {
+		err = s.auditRest(ctx, rec, &a)
+	}
+	return &tagged[api.Audit]{ETag: quoted(a.Run.Etag), Body: a}, err
+}
+
+// auditRest adds what is not paged.
+func (s *Server) auditRest(ctx context.Context, rec *run.Record, a *api.Audit) error {
+	as, err := s.plane.Attempts(ctx, rec.ID)
+	if err != nil {
+		return err
+	}
+	a.Attempts = attempts(rec.ID, as)
+	// 1. What people said.
+	gates, err := s.plane.GatesOf(ctx, rec.ID)
+	if err != nil {
+		return err
+	}
+	for _, g := range gates {
+		a.Approvals = append(a.Approvals, gateOf(ctx, g))
+	}
+	// 2. What it did outside, and what of that was undone.
+	rs, err := s.plane.Receipts(ctx, rec.ID)
+	if err != nil {
+		return err
 	}
 	if a.Receipts, err = s.receipts(ctx, rs); err != nil {
-		return nil, err
+		return err
 	}
-	// 4. What it and its descendants cost.
-	n, err := s.plane.Tree(ctx, in.ID)
+	// 3. What it and those below it cost.
+	n, err := s.plane.Tree(ctx, rec.ID)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	var usage run.Usage
 	var walk func(n control.TreeNode)
@@ -301,7 +333,20 @@ func (s *Server) auditRun(ctx context.Context, in *runInput) (*tagged[Audit], er
 	}
 	walk(n)
 	a.Spend = costOf(usage)
-	return &tagged[Audit]{ETag: quoted(a.Run.Etag), Body: a}, nil
+	a.Truncated = a.Truncated || len(rs) >= maxAuditReceipts
+	return nil
+}
+
+// maxAuditReceipts is how many receipts of one run are listed.
+const maxAuditReceipts = 2000
+
+// decisionOf is a placement as its event has it.
+func decisionOf(e *run.Event) api.AuditDecision {
+	d := api.AuditDecision{At: timeOf(e.At), Attempt: e.Attempt, Target: e.Target, Worker: e.Worker}
+	if stored, err := placement.DecodeDecision(e.Detail); err == nil && len(e.Detail) > 0 {
+		d.Why = stored.Message()
+	}
+	return d
 }
 
 // history reads events after a place in the history, most of them at most, in pages.

@@ -128,7 +128,7 @@ func TestReadingRuns(t *testing.T) {
 			t.Errorf("placement %+v", p)
 		}
 		s.plane.receipts["rc1"] = run.Receipt{ID: "rc1", Tenant: "default", Run: "b", Effect: "mail", State: run.ReceiptDone, Result: run.Payload{Ref: "x"}}
-		a := into[Audit](t, s.do("GET", "/v1/runs/b/audit", ""))
+		a := into[api.Audit](t, s.do("GET", "/v1/runs/b/audit", ""))
 		if string(a.Run.Input) != `{"a":1}` || len(a.Events) != 4 || a.Events[3].State != "succeeded" || len(a.Receipts) != 1 || a.Spend.Tokens != 7 || len(a.Children) != 1 {
 			t.Errorf("audit %+v", a)
 		}

@@ -133,7 +133,7 @@ func TestAWholeRunOverHTTP(t *testing.T) {
 		t.Errorf("a second completion: %v", err)
 	}
 	for what, read := range map[string]func() error{
-		"audit":     func() error { _, err := client.Audit(ctx, sent.ID); return err },
+		"audit":     func() error { _, err := client.Audit(ctx, sent.ID, api.Page{}); return err },
 		"placement": func() error { _, err := client.Placement(ctx, sent.ID, "pool"); return err },
 		"tree":      func() error { _, err := client.Tree(ctx, sent.ID); return err },
 		"attempts":  func() error { _, err := client.Attempts(ctx, sent.ID); return err },
