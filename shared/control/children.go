@@ -56,11 +56,39 @@ type ChildResult struct {
 // Children makes the children that an attempt asks for; they are durable when it returns. A call that was made before
 // meets the same child; another one for its place is a conflict. The attempt must hold its run.
 func (p *Plane) Children(ctx context.Context, c ChildCalls) ([]Child, error) {
-	return p.callChildren(ctx, &c, p.enter)
+	written := make(chan error, 1)
+	out := p.EnterChildren(ctx, c, func(err error) { written <- err })
+	if err := <-written; err != nil {
+		return nil, err
+	}
+	return out, nil
 }
 
-func (p *Plane) callChildren(ctx context.Context, c *ChildCalls, enter func(context.Context, []arrival)) ([]Child, error) {
+// EnterChildren is Children without waiting: then is called once with the outcome, which may be before EnterChildren
+// returns.
+func (p *Plane) EnterChildren(ctx context.Context, c ChildCalls, then func(error)) []Child {
+	return p.callChildren(ctx, &c, p.enter, then)
+}
+
+func (p *Plane) callChildren(ctx context.Context, c *ChildCalls, enter func(context.Context, []arrival), then func(error)) []Child {
 	// 1. What is asked.
+	parent, err := p.mayAskFor(ctx, c)
+	if err != nil {
+		then(err)
+		return nil
+	}
+	// 2. The runs.
+	calls, out := make([]call, len(c.Calls)), make([]Child, len(c.Calls))
+	for i, x := range c.Calls {
+		calls[i] = call{Agent: x.Agent, Workflow: x.Workflow, Input: x.Input}
+		out[i] = Child{Run: childID(parent.ID, c.Step, c.First+i), Item: c.First + i}
+	}
+	p.spawnPart(ctx, parent, c.Step, c.First, calls, indexes(len(calls)), c.Max, enter, then)
+	return out
+}
+
+// mayAskFor gives the run whose attempt asks for children that there may be.
+func (p *Plane) mayAskFor(ctx context.Context, c *ChildCalls) (*run.Record, error) {
 	if len(c.Calls) == 0 || len(c.Calls) > MaxCalls {
 		return nil, refuse(CodeInvalid, "call children of run %s: %d calls in one request, want 1 to %d", c.Run, len(c.Calls), MaxCalls)
 	}
@@ -71,19 +99,7 @@ func (p *Plane) callChildren(ctx context.Context, c *ChildCalls, enter func(cont
 	if err != nil {
 		return nil, err
 	}
-	// 2. The runs.
-	calls := make([]call, len(c.Calls))
-	for i, x := range c.Calls {
-		calls[i] = call{Agent: x.Agent, Workflow: x.Workflow, Input: x.Input}
-	}
-	if err := p.spawnBy(ctx, parent, c.Step, c.First, calls, c.Max, enter); err != nil {
-		return nil, err
-	}
-	out := make([]Child, len(calls))
-	for i := range out {
-		out[i] = Child{Run: childID(parent.ID, c.Step, c.First+i), Item: c.First + i}
-	}
-	return out, nil
+	return parent, checkSpawn(parent, c.Step, c.First, len(c.Calls), c.Max)
 }
 
 // heldRun is the run that an attempt holds.
@@ -151,7 +167,10 @@ func (p *Plane) ChildrenOf(ctx context.Context, id string, n int, step, pageToke
 func (p *Plane) parkedCalls(ctx context.Context, r *runtime.Report) error {
 	for first := 0; first < len(r.Calls); first += MaxCalls {
 		part := r.Calls[first:min(first+MaxCalls, len(r.Calls))]
-		_, err := p.callChildren(ctx, &ChildCalls{Run: r.Run, N: r.N, Step: r.Park.Step, First: first, Size: len(r.Calls), Max: r.Max, Calls: part}, p.commitArrivals)
+		written := make(chan error, 1)
+		p.callChildren(ctx, &ChildCalls{Run: r.Run, N: r.N, Step: r.Park.Step, First: first, Size: len(r.Calls), Max: r.Max, Calls: part},
+			p.commitArrivals, func(err error) { written <- err })
+		err := <-written
 		var refusal *Refusal
 		switch {
 		case err == nil:

@@ -63,29 +63,30 @@ func (c *call) hash(maxAtOnce int) string {
 // is there by the same call stays as it is; by another call it is a conflict. At most maxAtOnce of the stage execute at
 // a time, 0 for any number. For stages of the loop; executors ask through Children.
 func (p *Plane) spawn(ctx context.Context, parent *run.Record, stage string, first int, calls []call, maxAtOnce int) error {
-	return p.spawnBy(ctx, parent, stage, first, calls, maxAtOnce, p.commitArrivals)
+	if err := checkSpawn(parent, stage, first, len(calls), maxAtOnce); err != nil {
+		return err
+	}
+	for at := range slices.Chunk(indexes(len(calls)), maxPass) {
+		written := make(chan error, 1)
+		p.spawnPart(ctx, parent, stage, first, calls, at, maxAtOnce, p.commitArrivals, func(err error) { written <- err })
+		if err := <-written; err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
-// spawnBy is spawn with the way by which new runs are written.
-func (p *Plane) spawnBy(ctx context.Context, parent *run.Record, stage string, first int, calls []call, maxAtOnce int, enter func(context.Context, []arrival)) error {
-	// 1. What is asked.
+// checkSpawn refuses children that cannot be.
+func checkSpawn(parent *run.Record, stage string, first, n, maxAtOnce int) error {
 	switch {
 	case !validName(stage):
 		return refuse(CodeInvalid, "call children of run %s: step %.80q is no name", parent.ID, stage)
-	case first < 0 || len(calls) == 0 || first+len(calls) > run.MaxChildren:
-		return refuse(CodeInvalid, "call children of run %s: items %d to %d of step %s; a step has items 0 to %d", parent.ID, first, first+len(calls)-1, stage, run.MaxChildren-1)
+	case first < 0 || n == 0 || first+n > run.MaxChildren:
+		return refuse(CodeInvalid, "call children of run %s: items %d to %d of step %s; a step has items 0 to %d", parent.ID, first, first+n-1, stage, run.MaxChildren-1)
 	case maxAtOnce < 0:
 		return refuse(CodeInvalid, "call children of run %s: max %d of step %s, want 1 or more at a time, or 0 for any number", parent.ID, maxAtOnce, stage)
 	case parent.State.Terminal() || parent.State == run.Canceling:
 		return refuse(CodeState, "call children of run %s: it is %s", parent.ID, parent.State)
-	}
-	// 2. Those that are known to be there are compared, the others written.
-	now := p.now()
-	there := p.spawnedOf(parent.ID, stage, first, len(calls))
-	for at := range slices.Chunk(indexes(len(calls)), maxPass) {
-		if err := p.spawnPart(ctx, parent, stage, first, calls, at, there, maxAtOnce, now, enter); err != nil {
-			return err
-		}
 	}
 	return nil
 }
@@ -116,12 +117,15 @@ func (p *Plane) spawnedOf(parent, stage string, first, n int) map[int]bool {
 	return there
 }
 
-func (p *Plane) spawnPart(ctx context.Context, parent *run.Record, stage string, first int, calls []call, at []int, there map[int]bool, maxAtOnce int, now run.Instant, enter func(context.Context, []arrival)) error {
+// spawnPart makes the children of some of the calls, by their places: those that are known to be there are compared, the
+// others written. then is told when all are there, perhaps before spawnPart returns.
+func (p *Plane) spawnPart(ctx context.Context, parent *run.Record, stage string, first int, calls []call, at []int, maxAtOnce int, enter func(context.Context, []arrival), then func(error)) {
+	now, there := p.now(), p.spawnedOf(parent.ID, stage, first, len(calls))
 	var list []arrival
 	var met []int // that are there
 	var mu sync.Mutex
-	var left sync.WaitGroup
 	var failure error
+	left := 0
 	for _, i := range at {
 		if there[i] {
 			met = append(met, i)
@@ -129,9 +133,10 @@ func (p *Plane) spawnPart(ctx context.Context, parent *run.Record, stage string,
 		}
 		a, err := p.childOf(ctx, parent, stage, first+i, &calls[i], maxAtOnce, now)
 		if err != nil {
-			return err
+			then(err)
+			return
 		}
-		left.Add(1)
+		left++
 		a.done = func(_ arrival, err error) {
 			mu.Lock()
 			switch {
@@ -140,19 +145,24 @@ func (p *Plane) spawnPart(ctx context.Context, parent *run.Record, stage string,
 			case err != nil && failure == nil:
 				failure = fmt.Errorf("call child %d of step %s of run %s: %w", first+i, stage, parent.ID, err)
 			}
+			left--
+			last := left == 0
 			mu.Unlock()
-			left.Done()
+			switch {
+			case !last:
+			case failure != nil:
+				then(failure)
+			default:
+				then(p.compareCalls(ctx, parent, stage, first, calls, met, maxAtOnce))
+			}
 		}
 		list = append(list, a)
 	}
-	if len(list) > 0 {
-		enter(ctx, list)
-		left.Wait()
+	if len(list) == 0 {
+		then(p.compareCalls(ctx, parent, stage, first, calls, met, maxAtOnce))
+		return
 	}
-	if failure != nil {
-		return failure
-	}
-	return p.compareCalls(ctx, parent, stage, first, calls, met, maxAtOnce)
+	enter(ctx, list)
 }
 
 // compareCalls refuses calls for places that are taken by others.
