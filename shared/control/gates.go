@@ -453,15 +453,21 @@ func (p *Plane) voted(v *GateVote, read *run.Gate, out *GateOutcome) edit {
 		if g.State == run.GateOpen && !waitsAt(rec, g.ID) {
 			return d, errGateMoved
 		}
-		// 2. What the vote means.
-		next, err := g.Decide(v.GateVote, now)
+		// 2. What the vote means, after what the gate's timers have let others decide meanwhile.
+		at, did := g.Pass(now)
+		if at == nil || at.State != run.GateOpen {
+			at, did = g, nil
+		}
+		next, err := at.Decide(v.GateVote, now)
 		switch {
 		case err != nil:
 			return d, p.voteRefused(ctx, &d, rec, g, v, err, out, now)
 		case next == nil:
 			return d, nil // it was said before
 		}
+		next.Version = g.Version + 1
 		out.Gate = next
+		d.events = append(d.events, timersDid(next, did, now)...)
 		return d, p.gateMoved(ctx, &d, rec, g, next, run.Event{Actor: v.Name, Message: run.Clip(v.Comment, run.MaxMessage), Code: string(v.Decision)}, now)
 	}}
 }
@@ -569,6 +575,17 @@ func gateDetail(g *run.Gate, wanted string) json.RawMessage {
 func (p *Plane) gatePassed(ctx context.Context, d *draft, rec *run.Record, was, next *run.Gate, did []string, now run.Instant) error {
 	// Of several changes at once the stored gate has one version: that after all of them.
 	next.Version = was.Version + 1
+	d.events = append(d.events, timersDid(next, did, now)...)
+	if next.State != was.State {
+		return p.gateMoved(ctx, d, rec, was, next, run.Event{Message: "nobody decided in time"}, now)
+	}
+	w, err := gateWrite(was, next)
+	d.writes = append(d.writes, w)
+	return err
+}
+
+// timersDid are the events of what a gate's timers did short of closing it.
+func timersDid(next *run.Gate, did []string, now run.Instant) (events []run.Event) {
 	for _, what := range did {
 		if what == run.GateTimedOut {
 			break
@@ -577,14 +594,9 @@ func (p *Plane) gatePassed(ctx context.Context, d *draft, rec *run.Record, was, 
 		if what == run.GateEscalated {
 			e.Message = run.Clip("also asked: "+strings.Join(next.EscalateTo, ", "), run.MaxMessage)
 		}
-		d.events = append(d.events, e)
+		events = append(events, e)
 	}
-	if next.State != was.State {
-		return p.gateMoved(ctx, d, rec, was, next, run.Event{Message: "nobody decided in time"}, now)
-	}
-	w, err := gateWrite(was, next)
-	d.writes = append(d.writes, w)
-	return err
+	return events
 }
 
 // gateDue does what the timers of the gate at which a run waits ask for.

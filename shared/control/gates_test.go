@@ -199,6 +199,19 @@ func TestOneTruthAtAGate(t *testing.T) {
 			said:   []said{{"ann", run.Approve, "", ""}},
 			result: run.GateApproved, told: []string{"reminded ", "escalated ", "reminded ", "approved ann"},
 		},
+		"somebody who may once it escalates, before its timer was looked at": {
+			ask: func(q *run.GateAsk) {
+				q.Approvers, q.OnExpiry, q.EscalateTo = []string{"user:cleo"}, run.ExpiryEscalate, []string{"group:finance"}
+				q.Expires = 30 * time.Hour
+			},
+			then: func(h *house, _ string) {
+				h.mu.Lock()
+				h.now = h.now.Add(30 * time.Hour)
+				h.mu.Unlock()
+			},
+			said:   []said{{"ann", run.Approve, "", ""}},
+			result: run.GateApproved, told: []string{"escalated ", "approved ann"},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHouse(t, agentNamed("payer"))
