@@ -8,6 +8,7 @@ import (
 
 	"github.com/errand-run/errand/shared/fleet"
 	"github.com/errand-run/errand/shared/run"
+	"github.com/errand-run/errand/shared/runtime"
 	"github.com/errand-run/errand/shared/store"
 )
 
@@ -105,6 +106,41 @@ func TestWakeUpsThatAreSetMeanwhileAreBoundedToo(t *testing.T) {
 	}
 	if left := h.held(); len(left) > 0 {
 		t.Errorf("%d runs still wait", len(left))
+	}
+}
+
+// A run that its parent's end would end is due in the store since its last change, so that a new leader finds it: the
+// end of what it waits for must stay in memory.
+func TestAChildIsWokenInTimeAlsoBeyondTheHorizon(t *testing.T) {
+	for name, restart := range map[string]bool{"under the leader that parked it": false, "after a restart": true} {
+		t.Run(name, func(t *testing.T) {
+			h := newHouse(t, caller("boss", "hand"), agentNamed("hand"), agentNamed("echo"))
+			h.change = func(c *Config) { c.MaxTimers = 2 }
+			h.open()
+			boss := h.submit(Submission{Agent: "boss"})
+			h.lease("w", 1, "boss")
+			h.parkOn(boss, "all", callsOf("hand", 1))
+			until := run.At(h.now).Add(3 * horizon)
+			if n := h.work("w2", "hand", func(runtime.Assignment) runtime.Report {
+				return runtime.Report{Type: runtime.Parked, Park: &run.Park{On: run.OnTimer, Step: "nap", Until: until}}
+			}); n != 1 {
+				t.Fatalf("%d children were leased", n)
+			}
+			for i := range 8 { // others that are due sooner fill the bound
+				h.submit(Submission{Agent: "echo", NotBefore: h.now.Add(time.Duration(i+1) * time.Minute)})
+			}
+			if restart {
+				h.open()
+			}
+			child := childID(boss.ID, "all", 0)
+			for run.At(h.now) < until {
+				wantState(t, h.get(child), run.Waiting, "")
+				h.pass(2 * time.Minute)
+			}
+			if got := h.get(child); got.State == run.Waiting {
+				t.Errorf("the child still waits, %s after its time", run.At(h.now).Sub(until))
+			}
+		})
 	}
 }
 

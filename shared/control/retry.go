@@ -341,7 +341,7 @@ func (ix *index) rearm(r *run.Record, now run.Instant) {
 	if _, set := ix.timers.at[r.ID]; set || r.State.Terminal() || r.State == run.Unschedulable {
 		return
 	}
-	if when := ix.wakeOf(r); when > now && (when <= ix.horizon || ix.runs[r.ID] != nil) {
+	if when := ix.wakeOf(r); when > now && (when <= ix.horizon || ix.runs[r.ID] != nil || stands(r)) {
 		ix.timers.set(r.ID, when)
 	}
 }

@@ -32,6 +32,7 @@ func (p *Plane) undo(ctx context.Context, rec *run.Record) error {
 		if later != 0 {
 			p.mu.Lock()
 			p.ix.timers.set(rec.ID, later)
+			p.ix.standing[rec.ID] = struct{}{} // in the store it is due since its last event
 			p.mu.Unlock()
 		}
 		return nil
