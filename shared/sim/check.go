@@ -23,6 +23,9 @@ func (l *ledger) wroteRun(p *process, d *store.Write) {
 		l.order = append(l.order, d.ID)
 	}
 	before := k.rec
+	if before == nil && rec.Parent != "" {
+		l.called(rec)
+	}
 	// 1. Its new events, one by one.
 	events := rec.Tail
 	for len(events) > 0 && before != nil && events[0].Seq <= before.Seq {
@@ -107,6 +110,9 @@ func (l *ledger) happened(k *known, id string, e *run.Event, rec *run.Record) {
 	if err := run.Decide(before, e); err != nil {
 		w.fail("every transition is in the table", "run %s: %v", id, err)
 	}
+	if e.Type == run.EvWoken && before.Park != nil && before.Park.On == run.OnChildren {
+		l.joined(before)
+	}
 	if e.Usage != nil {
 		k.usage = k.usage.Plus(*e.Usage)
 	}
@@ -176,6 +182,7 @@ func (l *ledger) placed(p *process, k *known, begun bool) {
 		return // a process that lost the lead while it hung may still place what it had decided
 	}
 	slots, ofTenant, ofAgent, turns := 0, 0, 0, 0
+	ofGroup := make(map[string]int)
 	for _, other := range l.runs {
 		o := other.rec
 		if !o.Live() {
@@ -186,6 +193,9 @@ func (l *ledger) placed(p *process, k *known, begun bool) {
 		}
 		if o.Tenant == r.Tenant {
 			ofTenant++
+			for _, g := range o.Groups {
+				ofGroup[g.Key]++
+			}
 		}
 		if o.Agent == r.Agent {
 			ofAgent++
@@ -199,6 +209,11 @@ func (l *ledger) placed(p *process, k *known, begun bool) {
 		w.fail("no target is above its capacity", "run %s makes %d slots of %d on %s%s", r.ID, slots, capacity, cur.Target, cur.Node)
 	case turns > 1:
 		w.fail("the turns of a session come one by one", "run %s of session %s", r.ID, r.Session)
+	}
+	for _, g := range r.Groups {
+		if w.saw("run of a group placed"); ofGroup[g.Key] > g.Max {
+			w.fail("no group is above its limit", "run %s makes %d of %d of group %s", r.ID, ofGroup[g.Key], g.Max, g.Key)
+		}
 	}
 	if most := w.fleet.quota(r.Tenant, l.led, w.temper.two); most > 0 && ofTenant > most {
 		w.fail("no tenant is above its quota", "run %s makes %d of %d for %s", r.ID, ofTenant, most, r.Tenant)
@@ -255,10 +270,8 @@ func (l *ledger) settled(p *process) {
 		if k == nil {
 			continue
 		}
-		due := k.rec.WakeAt()
+		due := dueOf(k.rec)
 		switch k.rec.State {
-		case run.Queued:
-			due = run.Earliest(k.rec.Due, k.rec.Deadline)
 		case run.Unschedulable:
 			due = k.rec.Deadline
 		case run.Succeeded, run.Failed, run.Canceled:
@@ -268,6 +281,18 @@ func (l *ledger) settled(p *process) {
 			w.fail("what is due is done", "run %s is %s, due %s ago", id, k.rec.State, now.Sub(due))
 		}
 	}
+	l.families()
+}
+
+// dueOf is when a run must be looked at though nothing happens to it; 0 for never.
+func dueOf(r *run.Record) run.Instant {
+	switch r.State {
+	case run.Queued, run.Waiting:
+		return run.Earliest(r.Due, r.Deadline)
+	case run.Compensating: // its time is over; what undoes it has its own
+		return 0
+	}
+	return r.WakeAt()
 }
 
 // derived: slots are derived, nothing is counted twice or left behind.

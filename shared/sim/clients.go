@@ -104,8 +104,9 @@ func (w *world) opFlood(r *rng) {
 
 func (w *world) submit(r *rng, tenant string) {
 	s := &submission{Submission: control.Submission{
-		Tenant: tenant, Agent: w.agentToAsk(r), Input: json.RawMessage(fmt.Sprintf(`{"n":%d}`, r.n(2))), Actor: "client",
+		Tenant: tenant, Agent: w.agentToAsk(r), Actor: "client",
 	}}
+	s.Input = w.inputFor(s.Agent, r)
 	if r.oneIn(3) && !w.temper.fair { // a known key takes a turn, and gives it back when it is written
 		s.Key = fmt.Sprint("k", r.n(4))
 	}
@@ -176,6 +177,13 @@ func (w *world) anyRun(r *rng) (string, bool) {
 	if again := r.oneIn(2); !again || w.subject == "" {
 		w.subject = w.ledger.order[r.n(len(w.ledger.order))]
 	}
+	if w.temper.calls && r.oneIn(3) { // best one that waits for others
+		for _, id := range w.ledger.order {
+			if k := w.ledger.runs[id]; k != nil && k.rec.State == run.Waiting && r.oneIn(3) {
+				w.subject = id
+			}
+		}
+	}
 	_, there := w.ledger.runs[w.subject]
 	return w.subject, there
 }
@@ -245,7 +253,7 @@ func (w *world) opCancel(r *rng) {
 	g := time.Duration(r.n(20)) * time.Second
 	w.onRun(r, "cancel", func(p *process, id string) (*run.Record, error) {
 		rec, err := p.plane.Cancel(w.ctx, id, control.CancelRequest{Actor: "client", Grace: g})
-		if k := w.ledger.runs[id]; err == nil && k != nil && !k.rec.State.Terminal() && k.rec.State != run.Canceling {
+		if k := w.ledger.runs[id]; err == nil && k != nil && !k.rec.State.Terminal() && k.rec.State != run.Canceling && k.rec.State != run.Compensating {
 			w.fail("a cancel that was acknowledged holds", "run %s is %s afterwards", id, k.rec.State)
 		}
 		return rec, err
@@ -284,8 +292,9 @@ func (w *world) opBegin(r *rng) {
 	}
 	p := w.door(r)
 	b := control.Beginning{Worker: fmt.Sprint("direct", w.serial), Submission: control.Submission{
-		Tenant: pick(r, tenants), Agent: w.agentToAsk(r), Input: json.RawMessage(fmt.Sprintf(`{"n":%d}`, r.n(2))), Actor: "client",
+		Tenant: pick(r, tenants), Agent: w.agentToAsk(r), Actor: "client",
 	}}
+	b.Input = w.inputFor(b.Agent, r)
 	if r.oneIn(3) {
 		b.Key = fmt.Sprint("k", r.n(4))
 	}

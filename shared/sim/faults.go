@@ -177,6 +177,9 @@ func (s *faulty) pause() {
 				if wk := pick(&r, w.alive()); wk != nil {
 					w.lease(wk, other, &r)
 				}
+				if w.temper.calls {
+					w.decide(other, &r)
+				}
 			}
 		}
 	}

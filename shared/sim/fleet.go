@@ -83,7 +83,10 @@ func (w *world) target(name string, r *rng) *fleet.Target {
 
 // agentToAsk is one that a client asks for: every third time at least it is the plain one.
 func (w *world) agentToAsk(r *rng) string {
-	if r.oneIn(3) {
+	switch {
+	case w.temper.calls && r.oneIn(2):
+		return "boss"
+	case r.oneIn(3):
 		return "plain"
 	}
 	return pick(r, w.temper.agents)
@@ -108,6 +111,14 @@ func (w *world) agent(name string, revision int) *fleet.Agent {
 		a.Concurrency.Max = 1
 	case "brief":
 		a.Timeouts.Attempt, a.Timeouts.Heartbeat, a.Timeouts.Queue, a.Retain = secs(20), secs(10), secs(90), secs(40)
+	case "boss":
+		a.Permissions.Call = []string{"mid", "leaf", "keyed"}
+	case "mid":
+		a.Permissions.Call = []string{"leaf"}
+	case "leaf":
+		a.Retain = secs(40)
+	case "keyed":
+		a.Concurrency.PerKey = &fleet.PerKey{Key: `string(int(input.n))`, Max: 1}
 	case "reconciles":
 		a.Effects.OnUnknown = fleet.UnknownReconcile
 	case "repeats":

@@ -136,6 +136,7 @@ func (w *world) help(p *process, r *rng) {
 		})
 	}
 	w.resolve(p)
+	w.decideAll(p)
 }
 
 // round lets every worker and executor do its part, then time go on.
@@ -156,6 +157,8 @@ func (w *world) round(p *process, r *rng) {
 		case a.dead:
 		case a.stop:
 			w.report(a, runtime.Report{Type: runtime.Failed, Run: a.Run, N: a.N, Worker: a.who(), Class: run.ClassCanceled, Ended: true}, true, r)
+		case a.call == nil && a.last == nil && hasProgram(a.Agent.Name()):
+			w.goOn(a, r)
 		case a.call == nil:
 			w.report(a, runtime.Report{Type: runtime.Completed, Run: a.Run, N: a.N, Worker: a.who(), Output: json.RawMessage(`"at last"`)}, true, r)
 		}
@@ -194,5 +197,10 @@ func (l *ledger) closed(p *process) {
 				w.fail("a history is whole", "run %s: %d events of %d, %v", id, len(events), len(k.events), err)
 			}
 		})
+	}
+	for id, g := range l.gates {
+		if g.State == run.GateOpen {
+			w.fail("a gate closes with its run", "gate %s of run %s is %s", id, g.Run, g.State)
+		}
 	}
 }

@@ -28,8 +28,12 @@ type ledger struct {
 	shares   *shares
 	snapping string // the worker whose snapshots are just taken in
 	logged   map[logOf]int
-	leader   string // by the dispatcher lease
-	led      int    // writes when it took the lease
+	family   families
+	gates    map[string]*run.Gate
+	votes    map[vote]run.Verdict // that were told to be taken
+	unit     *store.Unit          // that is being looked at
+	leader   string               // by the dispatcher lease
+	led      int                  // writes when it took the lease
 	writes   int
 	looks    int // at what processes had settled
 }
@@ -61,6 +65,7 @@ func newLedger(w *world) *ledger {
 	return &ledger{
 		w: w, runs: map[string]*known{}, receipts: map[string]*run.Receipt{}, keys: map[string]promise{}, asking: map[*process]asked{},
 		sessions: map[string]*session{}, shares: newShares(), logged: map[logOf]int{},
+		family: newFamilies(), gates: map[string]*run.Gate{}, votes: map[vote]run.Verdict{},
 	}
 }
 
@@ -90,7 +95,8 @@ func (l *ledger) fenced(id string, n int, held bool, err error) {
 // wrote takes an applied unit of a process and checks it against what was there before.
 func (l *ledger) wrote(p *process, u *store.Unit) {
 	w := l.w
-	if a := l.asking[p]; a.run != "" {
+	l.unit = u
+	if a := l.asking[p]; a.run != "" && !callsFor(u, a.run) {
 		k := l.runs[a.run]
 		if k == nil || !k.rec.Live() || k.rec.Attempt != a.n {
 			w.fail("what a fenced attempt sends changes nothing", "attempt %s wrote %s %s", runtime.AttemptID(a.run, a.n), u.Writes[0].Kind, u.Writes[0].ID)
@@ -102,6 +108,11 @@ func (l *ledger) wrote(p *process, u *store.Unit) {
 			if r.Run == id {
 				delete(l.receipts, rid)
 				w.outside.forget(rid)
+			}
+		}
+		for gid, g := range l.gates {
+			if g.Run == id {
+				delete(l.gates, gid)
 			}
 		}
 	}
@@ -126,6 +137,8 @@ func (l *ledger) wrote(p *process, u *store.Unit) {
 			l.wroteStep(d)
 		case store.KindLease:
 			l.wroteLease(d)
+		case store.KindGate:
+			l.wroteGate(u, d)
 		case store.KindSession:
 			l.wroteSession(p, u, d)
 		case store.KindLog:
@@ -137,6 +150,7 @@ func (l *ledger) wrote(p *process, u *store.Unit) {
 			}
 		}
 	}
+	l.gatesAndRuns(u)
 }
 
 // needed checks that nobody needs a run that is about to be removed, or its receipts.
@@ -390,10 +404,7 @@ func (l *ledger) begun(a *attempt, ans *control.EffectAnswer) {
 func (l *ledger) nextDue(now run.Instant) run.Instant {
 	var soonest run.Instant
 	for _, k := range l.runs {
-		at := k.rec.WakeAt()
-		if k.rec.State == run.Queued {
-			at = run.Earliest(k.rec.Due, k.rec.Deadline)
-		}
+		at := dueOf(k.rec)
 		if at > now && (soonest == 0 || at < soonest) {
 			soonest = at
 		}

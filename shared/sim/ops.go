@@ -49,6 +49,10 @@ const (
 	ReadFault
 	StartFault // of the next start by a runtime
 	Outage     // the store answers a process with errors for a while
+
+	// People and families, in worlds with calls.
+	Decide // somebody decides a gate, or two at once
+	GoOn   // an attempt goes the next step of its program
 )
 
 type opInfo struct {
@@ -104,6 +108,9 @@ func init() {
 		ReadFault:   {"ReadFault", 2, (*world).opReadFault},
 		StartFault:  {"StartFault", 2, (*world).opStartFault},
 		Outage:      {"Outage", 1, (*world).opOutage},
+
+		Decide: {"Decide", 7, (*world).opDecide},
+		GoOn:   {"GoOn", 40, (*world).opGoOn},
 	}
 }
 
@@ -117,11 +124,18 @@ type temper struct {
 	calm    bool // no faults of processes and stores
 	flood   bool
 	fair    bool     // one agent that every slot can take, and tenants with nothing but weights: shares are exact there
+	calls   bool     // agents call others and ask people
 	agents  []string // declared here
 }
 
-func temperOf(seed uint64) temper {
-	r := rng(seed ^ 0x7e3be5)
+// callsIn reports whether the agents of a seed's world call others: in every other one.
+func callsIn(seed uint64) bool {
+	r := rng(seed ^ 0xca115)
+	return r.oneIn(2)
+}
+
+func temperOf(s Script) temper {
+	r := rng(s.Seed ^ 0x7e3be5)
 	t := temper{two: r.oneIn(4), effects: r.n(3) > 0, calm: r.oneIn(6), flood: r.oneIn(5), agents: []string{"plain"}}
 	if r.oneIn(8) {
 		t.two, t.effects, t.flood, t.fair = false, false, true, true
@@ -130,6 +144,9 @@ func temperOf(seed uint64) temper {
 	t.agents = append(t.agents, some(&r, 3, []string{"gpu", "wide", "chat", "capped", "brief", "park"})...)
 	if t.effects {
 		t.agents = append(t.agents, some(&r, 2, []string{"reconciles", "repeats", "asks", "fails"})...)
+	}
+	if t.calls = s.Calls; t.calls {
+		t.agents = append(t.agents, "boss", "mid", "leaf", "keyed")
 	}
 	return t
 }
@@ -157,6 +174,14 @@ func (t temper) weight(op Op) int {
 	case Act, Resolve, Outlive:
 		if !t.effects {
 			return 0
+		}
+	case Decide, GoOn:
+		if !t.calls {
+			return 0
+		}
+	case Cancel, Suspend:
+		if t.calls {
+			return 2 * w
 		}
 	case Flood:
 		if t.flood {

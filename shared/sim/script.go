@@ -45,13 +45,14 @@ func (c Choice) String() string { return fmt.Sprintf("{%s, %#x}", c.Op, c.Roll) 
 // Script is what one world goes through, with what it is made of.
 type Script struct {
 	Seed    uint64 // of the world's make-up and of the processes' own randomness
+	Calls   bool   // its agents call others and ask people
 	Choices []Choice
 }
 
 // String is the script as Go source, to become a named test.
 func (s Script) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "sim.Script{Seed: %d, Choices: []sim.Choice{\n", s.Seed)
+	fmt.Fprintf(&b, "sim.Script{Seed: %d, Calls: %t, Choices: []sim.Choice{\n", s.Seed, s.Calls)
 	for _, c := range s.Choices {
 		fmt.Fprintf(&b, "\t{Op: sim.%s, Roll: %#x},\n", c.Op, c.Roll)
 	}
@@ -62,14 +63,14 @@ func (s Script) String() string {
 // Generate makes the script of a seed: so many choices, weighted by the temper that the seed gives the world.
 func Generate(seed uint64, steps int) Script {
 	r := rng(seed ^ 0x5eed)
-	temper := temperOf(seed)
+	s := Script{Seed: seed, Calls: callsIn(seed), Choices: make([]Choice, steps)}
+	temper := temperOf(s)
 	total := 0
 	weights := make([]int, len(ops))
 	for op := range ops {
 		weights[op] = temper.weight(Op(op))
 		total += weights[op]
 	}
-	s := Script{Seed: seed, Choices: make([]Choice, steps)}
 	for i := range s.Choices {
 		at := r.n(total)
 		op := 0
@@ -86,7 +87,7 @@ func Shrink(s Script, fails func(Script) bool) Script {
 	for size := len(s.Choices) / 2; size > 0; size /= 2 {
 		for at := 0; at < len(s.Choices); {
 			end := min(at+size, len(s.Choices))
-			shorter := Script{s.Seed, append(append([]Choice(nil), s.Choices[:at]...), s.Choices[end:]...)}
+			shorter := Script{s.Seed, s.Calls, append(append([]Choice(nil), s.Choices[:at]...), s.Choices[end:]...)}
 			if fails(shorter) {
 				s = shorter
 				continue

@@ -36,7 +36,7 @@ func number(t *testing.T, name string, fallback uint64) uint64 {
 // lowest that fails is shrunk and printed, to be kept as a test of its own; ERRAND_SIM_SHRINK=0 leaves it as it is.
 // Without a number it runs a fixed set, in which everything that is asserted of must come.
 func TestSeeds(t *testing.T) {
-	const fixed = 30
+	const fixed = 60
 	first, count := number(t, "ERRAND_SIM_SEED", 1), number(t, "ERRAND_SIM_SEEDS", fixed)
 	defer debug.SetGCPercent(debug.SetGCPercent(800)) // a world is small and soon gone
 	var next, runs, writes atomic.Int64
@@ -105,11 +105,15 @@ var (
 		"run begun directly", "run failed with DeadlineExceeded", "run failed with NonRetryable", "run failed with QueueTimeout",
 		"run removed at its end of keeping", "score that was acknowledged", "shares kept", "signal that was acknowledged",
 		"suspend that was acknowledged", "turn of a session", "turns of two waiting tenants compared",
+		"child called", "fan-in", "fan-in that was decided before all children ended", "program that came to its end",
+		"run of a group placed", "gate requested", "gate approved", "gate rejected", "gate expired", "gate canceled",
+		"decision that was taken", "decision refused: decided", "decision refused: forbidden", "decision refused: selfApproval",
 	}
 	rare = []string{
 		"effect: begin is answered fenced", "effect: begin is answered wait", "effect: end of a fenced attempt refused", "log cut",
 		"person who was faster than a write beside a run", "run failed with AttemptTimeout", "run failed with BackoffLimitExceeded",
-		"run failed with HeartbeatLost", "run failed with NoEligibleTarget", "snapshot of a session kept",
+		"run failed with HeartbeatLost", "run failed with NoEligibleTarget", "snapshot of a session kept", "gate asked anew", "decision refused: expired",
+		"decision refused: changed",
 	}
 )
 

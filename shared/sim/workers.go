@@ -45,6 +45,7 @@ type attempt struct {
 	dead   bool // its process is gone
 	call   *call
 	calls  int             // effects that it is through with
+	called int             // children of the step that it is at, called before it parks
 	last   *runtime.Report // it has said its last word, and says it until it is answered
 }
 
@@ -266,6 +267,8 @@ func (w *world) opWork(r *rng) {
 	case a == nil:
 	case a.last != nil:
 		w.report(a, *a.last, true, r)
+	case hasProgram(a.Agent.Name()) && r.n(4) > 0:
+		w.goOn(a, r)
 	case a.call != nil && r.n(4) > 0, a.call == nil && a.calls < 2 && hasEffects(a.Agent.Name()) && r.n(3) > 0:
 		w.act(a, r)
 	default:

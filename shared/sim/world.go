@@ -65,11 +65,12 @@ func key() ([][]byte, error) { return [][]byte{make([]byte, 32)}, nil }
 
 // world is everything there is.
 type world struct {
-	ctx    context.Context
-	cfg    Config
-	temper temper
-	seed   rng // of the processes' own randomness
-	at     int // index of the choice under way
+	ctx      context.Context
+	cfg      Config
+	temper   temper
+	seed     rng    // of the processes' own randomness
+	programs uint64 // makes the agents' programs differ from world to world
+	at       int    // index of the choice under way
 
 	passed  time.Duration // true time since began
 	disk    *memory.Store
@@ -123,9 +124,10 @@ func Run(seed uint64, cfg Config) Result {
 // Replay runs a script.
 func Replay(s Script, cfg Config) (res Result) {
 	w := &world{
-		ctx: context.Background(), cfg: cfg, temper: temperOf(s.Seed), seed: rng(s.Seed ^ 0x9a1e),
+		ctx: context.Background(), cfg: cfg, temper: temperOf(s), seed: rng(s.Seed ^ 0x9a1e),
 		disk: memory.Open(), trace: fnvOffset, seen: make(map[string]int),
 	}
+	w.programs = s.Seed << 8
 	w.ledger, w.outside = newLedger(w), newOutside(w)
 	res.Script = s
 	defer func() {
