@@ -78,6 +78,9 @@ func (s *Server) page(d door, content func(r *http.Request) (any, error), query 
 		}
 		w.Header().Set("Content-Type", "text/html; charset=utf-8")
 		w.Header().Set("Content-Security-Policy", dashboard.Policy)
+		// With no-referrer, which other answers have, a browser sends a form from nowhere (Origin: null), as a page of
+		// somebody else's would.
+		w.Header().Set("Referrer-Policy", "same-origin")
 		w.WriteHeader(status)
 		_, _ = w.Write(body)
 	})
