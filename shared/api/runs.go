@@ -29,34 +29,37 @@ type Budget struct {
 
 // Run is a run as the interface shows it. The fields without omitempty are always there.
 type Run struct {
-	ID        string            `json:"id"`
-	Agent     string            `json:"agent,omitempty"`
-	Workflow  string            `json:"workflow,omitempty"`
-	Job       string            `json:"job,omitempty"`
-	Version   string            `json:"version,omitempty"` // of the agent, as declared when it was submitted
-	Tenant    string            `json:"tenant"`
-	State     string            `json:"state"`
-	Reason    string            `json:"reason,omitempty"`
-	Message   string            `json:"message,omitempty"`
-	Priority  int               `json:"priority"`
-	Labels    map[string]string `json:"labels,omitempty"`
-	Key       string            `json:"key,omitempty"`
-	Session   string            `json:"session,omitempty"`
-	Input     json.RawMessage   `json:"input,omitempty"`  // left out of lists
-	Output    json.RawMessage   `json:"output,omitempty"` // left out of lists
-	Attempt   int               `json:"attempt"`
-	Attempts  []Attempt         `json:"attempts,omitempty"` // the newest eight; /attempts has all
-	Parent    string            `json:"parent,omitempty"`
-	Root      string            `json:"root,omitempty"`
-	Stage     string            `json:"stage,omitempty"` // of the parent: the stage or step that called it
-	Item      *int              `json:"item,omitempty"`  // of a child: its place in that stage, from 0
-	Depth     int               `json:"depth,omitempty"` // runs above it
-	RetryOf   string            `json:"retryOf,omitempty"`
-	CreatedAt Time              `json:"createdAt"`
-	StartedAt *Time             `json:"startedAt,omitempty"`
-	EndedAt   *Time             `json:"endedAt,omitempty"`
-	WakeAt    *Time             `json:"wakeAt,omitempty"`
-	Deadline  *Time             `json:"deadline,omitempty"`
+	ID       string            `json:"id"`
+	Agent    string            `json:"agent,omitempty"`
+	Workflow string            `json:"workflow,omitempty"`
+	Job      string            `json:"job,omitempty"`
+	Version  string            `json:"version,omitempty"` // of the agent, as declared when it was submitted
+	Tenant   string            `json:"tenant"`
+	State    string            `json:"state"`
+	Reason   string            `json:"reason,omitempty"`
+	Message  string            `json:"message,omitempty"`
+	Priority int               `json:"priority"`
+	Labels   map[string]string `json:"labels,omitempty"`
+	Key      string            `json:"key,omitempty"`
+	Session  string            `json:"session,omitempty"`
+	Input    json.RawMessage   `json:"input,omitempty"`  // left out of lists
+	Output   json.RawMessage   `json:"output,omitempty"` // left out of lists
+	Attempt  int               `json:"attempt"`
+	Attempts []Attempt         `json:"attempts,omitempty"` // the newest eight; /attempts has all
+	Parent   string            `json:"parent,omitempty"`
+	Root     string            `json:"root,omitempty"`
+	// Stage is of the parent: the stage or step that called it. Of a workflow that nobody called it is CurrentStage.
+	Stage string `json:"stage,omitempty"`
+	// CurrentStage is that of a workflow: the one that it is at, or was at when it ended.
+	CurrentStage string `json:"currentStage,omitempty"`
+	Item         *int   `json:"item,omitempty"`  // of a child: its place in that stage, from 0
+	Depth        int    `json:"depth,omitempty"` // runs above it
+	RetryOf      string `json:"retryOf,omitempty"`
+	CreatedAt    Time   `json:"createdAt"`
+	StartedAt    *Time  `json:"startedAt,omitempty"`
+	EndedAt      *Time  `json:"endedAt,omitempty"`
+	WakeAt       *Time  `json:"wakeAt,omitempty"`
+	Deadline     *Time  `json:"deadline,omitempty"`
 	// ExpiresAt is when a finished run may be removed; absent where it is kept for ever. It stays while it is needed.
 	ExpiresAt *Time           `json:"expiresAt,omitempty"`
 	Cost      Cost            `json:"cost"`
@@ -163,6 +166,7 @@ type Event struct {
 	Actor   string          `json:"actor,omitempty"`
 	Target  string          `json:"target,omitempty"`
 	Worker  string          `json:"worker,omitempty"`
+	Stage   string          `json:"stage,omitempty"` // of a workflow: the one that began or ended
 	Reason  string          `json:"reason,omitempty"`
 	Class   string          `json:"class,omitempty"`
 	Code    string          `json:"code,omitempty"`
@@ -275,8 +279,8 @@ type AuditDecision struct {
 
 // Retry is the body of POST /v1/runs/{id}:retry.
 type Retry struct {
-	From  string          `json:"from,omitempty"` // stage of a workflow
-	Input json.RawMessage `json:"input,omitempty"`
+	From  string          `json:"from,omitempty"`  // stage of a workflow, STAGE or STAGE#VISIT; the outcomes before it are kept
+	Input json.RawMessage `json:"input,omitempty"` // of the run, or with From of that stage
 }
 
 // SignalBody is the body of POST /v1/runs/{id}:signal.

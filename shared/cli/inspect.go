@@ -174,6 +174,29 @@ func flatten(runs []api.Run, n api.TreeNode) []api.Run {
 	return runs
 }
 
+// limb is how a branch of a tree begins, and what stands before that which is below it.
+func limb(last bool) (branch, below string) {
+	if last {
+		return "└─ ", "   "
+	}
+	return "├─ ", "│  "
+}
+
+// tally counts runs by state, in the order in which the states come.
+func tally(nodes []api.TreeNode) string {
+	var states []string
+	count := make(map[string]int)
+	for _, n := range nodes {
+		if count[n.Run.State]++; count[n.Run.State] == 1 {
+			states = append(states, n.Run.State)
+		}
+	}
+	for i, s := range states {
+		states[i] = fmt.Sprintf("%d %s", count[s], s)
+	}
+	return strings.Join(states, ", ")
+}
+
 // writeTree prints a node after first, and what is below it after rest.
 func (a *app) writeTree(w io.Writer, n api.TreeNode, first, rest string) error {
 	r := n.Run
@@ -181,7 +204,13 @@ func (a *app) writeTree(w io.Writer, n api.TreeNode, first, rest string) error {
 	if r.Reason != "" {
 		line += " (" + r.Reason + ")"
 	}
-	if r.Stage != "" {
+	switch {
+	case r.Workflow != "" && r.CurrentStage != "":
+		line += "  at stage " + r.CurrentStage
+		if r.Parent != "" && r.Stage != "" {
+			line += "  of stage " + r.Stage
+		}
+	case r.Stage != "":
 		line += "  stage " + r.Stage
 	}
 	if t := took(a.now(), r); t != "-" {
@@ -190,13 +219,34 @@ func (a *app) writeTree(w io.Writer, n api.TreeNode, first, rest string) error {
 	if _, err := fmt.Fprintf(w, "%s%s\n", first, render.Clean(line)); err != nil {
 		return err
 	}
-	for i, c := range n.Children {
-		branch, below := "├─ ", "│  "
-		if i == len(n.Children)-1 && !n.More {
-			branch, below = "└─ ", "   "
+	// The runs of one stage stand together below it, where there are several.
+	for i := 0; i < len(n.Children); {
+		end := i + 1
+		for end < len(n.Children) && n.Children[end].Run.Stage == n.Children[i].Run.Stage {
+			end++
 		}
-		if err := a.writeTree(w, c, rest+branch, rest+below); err != nil {
-			return err
+		group := n.Children[i:end]
+		last := end == len(n.Children) && !n.More
+		i = end
+		if len(group) > 1 && group[0].Run.Stage != "" {
+			branch, below := limb(last)
+			if _, err := fmt.Fprintf(w, "%s%sstage %s  %s\n", rest, branch, render.Clean(group[0].Run.Stage), tally(group)); err != nil {
+				return err
+			}
+			for k, c := range group {
+				c.Run.Stage = ""
+				inner, lower := limb(k == len(group)-1)
+				if err := a.writeTree(w, c, rest+below+inner, rest+below+lower); err != nil {
+					return err
+				}
+			}
+			continue
+		}
+		for k, c := range group {
+			branch, below := limb(last && k == len(group)-1)
+			if err := a.writeTree(w, c, rest+branch, rest+below); err != nil {
+				return err
+			}
 		}
 	}
 	if n.More {

@@ -17,6 +17,7 @@ var kinds = []kind{
 	{"Agent", "agents", []string{"agent", "ag"}},
 	{"Target", "targets", []string{"target", "tg"}},
 	{"Tenant", "tenants", []string{"tenant", "tn"}},
+	{"Workflow", "workflows", []string{"workflow", "wf"}},
 	{"Trigger", "triggers", []string{"trigger", "tr"}},
 }
 

@@ -32,16 +32,16 @@ type runFlags struct {
 func (a *app) runCommand() *cobra.Command {
 	var f runFlags
 	cmd := &cobra.Command{
-		Use:   "run AGENT",
-		Short: "Submit runs of an agent: one, or one for each file",
+		Use:   "run AGENT|WORKFLOW",
+		Short: "Submit runs of an agent or a workflow: one, or one for each file",
 		Example: "  errand run greeter -i '{\"name\": \"Ada\"}' --wait\n" +
 			"  errand run invoice-check --for-each inbox/*.xml --wait -o json\n" +
 			"  errand run invoice-check --for-each inbox/*.xml --key 2026-01 # safe to repeat",
-		Args: args(1, -1, "an agent"),
+		Args: args(1, -1, "an agent or a workflow"),
 		RunE: func(cmd *cobra.Command, words []string) error {
 			// The shell turns --for-each *.xml into one flag value and further words.
 			if len(words) > 1 && len(f.forEach) == 0 {
-				return usagef("run: unexpected %q; want one agent, and files after --for-each", render.Clean(words[1]))
+				return usagef("run: unexpected %q; want one agent or workflow, and files after --for-each", render.Clean(words[1]))
 			}
 			proto, err := a.submission(cmd, words[0], &f)
 			if err != nil {
@@ -107,13 +107,34 @@ func (a *app) submission(cmd *cobra.Command, agent string, f *runFlags) (api.Sub
 
 func (a *app) runOne(ctx context.Context, c *api.Client, s api.Submit, f *runFlags) error {
 	r, existed, err := c.Submit(ctx, s)
+	if isMissing(err) && a.isWorkflow(ctx, c, &s) {
+		r, existed, err = c.Submit(ctx, s)
+	}
 	if err != nil {
-		return fmt.Errorf("run %s: %w", s.Agent, err)
+		return fmt.Errorf("run %s: %w", s.Agent+s.Workflow, err)
 	}
 	if existed {
 		a.say("key %q was used before: this is the earlier run", render.Clean(s.Key))
 	}
 	return a.settle(ctx, c, []api.Run{*r}, true, f.wait, nil)
+}
+
+// isMissing reports whether the server knows nothing of what was named.
+func isMissing(err error) bool {
+	var p *api.Problem
+	return errors.As(err, &p) && p.Code() == api.CodeNotFound
+}
+
+// isWorkflow makes a submission to what is no agent one to the workflow of that name, if there is one.
+func (a *app) isWorkflow(ctx context.Context, c *api.Client, s *api.Submit) bool {
+	if s.Agent == "" || s.Session != "" {
+		return false
+	}
+	if _, err := c.Object(ctx, api.Workflows, s.Agent); err != nil {
+		return false
+	}
+	s.Agent, s.Workflow = "", s.Agent
+	return true
 }
 
 // Bounds of one batch, well below what the server takes.
@@ -148,16 +169,19 @@ func (a *app) runForEach(ctx context.Context, c *api.Client, proto api.Submit, w
 	for start := 0; start < len(files); {
 		batch, err := nextBatch(proto, files[start:])
 		if err != nil {
-			return fmt.Errorf("run %s --for-each: %w", proto.Agent, err)
+			return fmt.Errorf("run %s --for-each: %w", proto.Agent+proto.Workflow, err)
 		}
 		items, err := a.submitBatch(ctx, c, batch)
 		if err != nil {
-			return fmt.Errorf("run %s for %s and %d more files: %w", proto.Agent, files[start], len(batch)-1, err)
+			return fmt.Errorf("run %s for %s and %d more files: %w", proto.Agent+proto.Workflow, files[start], len(batch)-1, err)
+		}
+		if start == 0 && items[0].Error != nil && isMissing(items[0].Error) && a.isWorkflow(ctx, c, &proto) {
+			continue
 		}
 		for i, item := range items {
 			switch {
 			case item.Error != nil:
-				err := fmt.Errorf("run %s for %s: %w", proto.Agent, files[start+i], item.Error)
+				err := fmt.Errorf("run %s for %s: %w", proto.Agent+proto.Workflow, files[start+i], item.Error)
 				a.report(err)
 				if refused == nil {
 					refused = ended(exitCode(ctx, err))

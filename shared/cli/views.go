@@ -93,6 +93,7 @@ func (a *app) describeRun(w io.Writer, r api.Run) error {
 	d.Field("Labels", labels(r.Labels))
 	d.Field("Key", r.Key)
 	d.Field("Session", r.Session)
+	d.Field("At stage", r.CurrentStage)
 	d.Field("Parent", r.Parent)
 	d.Field("Retry of", r.RetryOf)
 	d.Field("Created", instant(&r.CreatedAt))
@@ -213,8 +214,15 @@ func (a *app) objectView(k kind) render.View[api.Object] {
 		columns = append(columns,
 			render.Column[o]{Head: "TOPIC", Cell: spec("pubsub.topic")},
 			render.Column[o]{Head: "PATH", Cell: spec("http.path")},
-			render.Column[o]{Head: "AGENT", Cell: spec("run.agent")},
+			render.Column[o]{Head: "RUNS", Cell: func(x o) string {
+				return render.Dash(textAt(x.Spec, "run.agent") + textAt(x.Spec, "run.workflow"))
+			}},
 			updated, revision)
+	case "Workflow":
+		columns = append(columns,
+			render.Column[o]{Head: "STAGES", Cell: func(x o) string { return strconv.Itoa(len(stageNames(x.Spec))) }},
+			running, updated, revision,
+			render.Column[o]{Head: "ORDER", Wide: true, Cell: func(x o) string { return render.Dash(strings.Join(stageNames(x.Spec), " ")) }})
 	}
 	return render.View[o]{
 		Name:    objectName,
@@ -225,6 +233,23 @@ func (a *app) objectView(k kind) render.View[api.Object] {
 			return x
 		},
 	}
+}
+
+// stageNames are those of a workflow's spec.
+func stageNames(spec json.RawMessage) []string {
+	var w struct {
+		Stages []struct {
+			Name string `json:"name"`
+		} `json:"stages"`
+	}
+	if json.Unmarshal(spec, &w) != nil {
+		return nil
+	}
+	names := make([]string, len(w.Stages))
+	for i, s := range w.Stages {
+		names[i] = s.Name
+	}
+	return names
 }
 
 func objectName(o api.Object) string { return textAt(o.Metadata, "name") }

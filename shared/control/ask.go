@@ -42,8 +42,8 @@ func (p *Plane) List(ctx context.Context, f Filter, limit int, pageToken string)
 	switch {
 	case f.Parent != "":
 		q.By, q.Parent = store.ByParent, f.Parent
-	case f.Tenant != "" && f.Agent != "":
-		q.By, q.Tenant, q.Agent = store.ByTenantAgent, f.Tenant, f.Agent
+	case f.Tenant != "" && f.named() != "":
+		q.By, q.Tenant, q.Agent = store.ByTenantAgent, f.Tenant, f.named()
 	case f.Tenant != "":
 		q.By, q.Tenant = store.ByTenant, f.Tenant
 	default:
@@ -103,12 +103,15 @@ func (p *Plane) tokenAfter(ctx context.Context, q store.Query, n int) (string, e
 
 // selective reports whether a filter is applied that no index serves.
 func (f *Filter) selective() bool {
-	return len(f.States) > 0 || len(f.Labels) > 0 || f.Tenants != nil || f.Parent != "" && (f.Tenant != "" || f.Agent != "") || f.Agent != "" && f.Tenant == ""
+	return len(f.States) > 0 || len(f.Labels) > 0 || f.Tenants != nil || f.Parent != "" && (f.Tenant != "" || f.named() != "") || f.named() != "" && f.Tenant == ""
 }
+
+// named is what the runs execute; "" for anything.
+func (f *Filter) named() string { return f.Agent + f.Workflow }
 
 // admits applies what a run's keys tell, which need no decoding.
 func (f *Filter) admits(x *store.Index) bool {
-	return (f.Agent == "" || x.Agent == f.Agent) &&
+	return (f.named() == "" || x.Agent == f.named()) &&
 		(f.Tenant == "" || x.Tenant == f.Tenant) &&
 		(f.Tenants == nil || slices.Contains(f.Tenants, x.Tenant)) &&
 		(f.Parent == "" || x.Parent == f.Parent)
@@ -116,7 +119,7 @@ func (f *Filter) admits(x *store.Index) bool {
 
 // matches applies the rest.
 func (f *Filter) matches(r *run.Record) bool {
-	if len(f.States) > 0 && !slices.Contains(f.States, r.State) {
+	if len(f.States) > 0 && !slices.Contains(f.States, r.State) || f.Workflow != "" && r.Kind != run.KindWorkflow || f.Agent != "" && r.Kind != run.KindAgent {
 		return false
 	}
 	for k, v := range f.Labels {
@@ -338,7 +341,7 @@ func (p *Plane) position(rec *run.Record, d placement.Diagnosis) *QueuePosition 
 // story tells all of this in sentences.
 func (p *Plane) story(rec *run.Record, e *Explanation, d placement.Diagnosis, agent *fleet.Agent, target string) []string {
 	at := func(i run.Instant) string { return i.Time().Format("15:04:05.000") }
-	s := []string{fmt.Sprintf("Run %s of agent %s for tenant %s is %s since %s.", rec.ID, rec.Agent, rec.Tenant, rec.State, at(rec.UpdatedAt))}
+	s := []string{fmt.Sprintf("Run %s of %s %s for tenant %s is %s since %s.", rec.ID, rec.Kind, rec.Agent, rec.Tenant, rec.State, at(rec.UpdatedAt))}
 	if rec.Reason != "" {
 		s[0] = strings.TrimSuffix(s[0], ".") + fmt.Sprintf(" (%s).", rec.Reason)
 	}
@@ -346,7 +349,9 @@ func (p *Plane) story(rec *run.Record, e *Explanation, d placement.Diagnosis, ag
 		s = append(s, rec.Message)
 	}
 	switch {
-	case agent == nil && rec.Kind == run.KindAgent:
+	case rec.Kind == run.KindWorkflow:
+		s = append(s, flowStory(rec))
+	case agent == nil:
 		s = append(s, "Its agent is not declared any more.")
 	case rec.State == run.Unschedulable:
 		s = append(s, "No target could take it, even when empty:")

@@ -109,6 +109,7 @@ type Claim struct {
 // Filter selects runs. Zero fields select all.
 type Filter struct {
 	Agent        string
+	Workflow     string
 	Tenant       string   // "" is every tenant: for operators
 	Tenants      []string // what the caller may see; nil for all
 	States       []run.State

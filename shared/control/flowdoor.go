@@ -192,6 +192,19 @@ func (p *Plane) workflowChild(ctx context.Context, spec run.Spec, c *call, now r
 	return p.arrivalOf(spec, c.Input, within(x.object.(*fleet.Workflow)), "run:"+spec.Parent, now)
 }
 
+// flowStory says where a workflow's run stands.
+func flowStory(rec *run.Record) string {
+	switch {
+	case rec.State == run.Queued:
+		return "It begins as soon as fewer workflows of its tenant go on than its quota of running ones allows."
+	case rec.State == run.Waiting && rec.Park != nil && rec.Park.On == run.OnGate:
+		return fmt.Sprintf("It is at stage %s and waits until people have decided gate %s.", rec.Flow, rec.Park.Name)
+	case rec.State.Terminal():
+		return fmt.Sprintf("It ended at stage %s.", rec.Flow)
+	}
+	return fmt.Sprintf("It is at stage %s, where it waits for the runs that it called: \"errand tree %s\" shows them. It holds no slot.", rec.Flow, rec.ID)
+}
+
 // flowLoad is the runs of workflows of one tenant that nobody called: those that go on, and those that wait until fewer do.
 type flowLoad struct {
 	running map[string]struct{}

@@ -374,6 +374,13 @@ func (f *fakePlane) PreviewCancel(ctx context.Context, id string) (control.Cance
 	return control.CancelPreview{Run: r, Unknown: []run.Receipt{f.receipts["rc1"]}}, err
 }
 
+func (f *fakePlane) RetryFrom(ctx context.Context, id string, q control.RetryRequest) (*run.Record, error) {
+	if q.From != "" && q.From != "check" {
+		return nil, &control.Refusal{Code: control.CodeInvalid, Detail: "has not been at stage " + q.From}
+	}
+	return f.Retry(ctx, id, q.Input, q.Actor)
+}
+
 func (f *fakePlane) Retry(ctx context.Context, id string, input json.RawMessage, actor string) (*run.Record, error) {
 	r, err := f.Get(ctx, id)
 	if err != nil {

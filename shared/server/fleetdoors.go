@@ -20,7 +20,7 @@ import (
 // collections are the declared kinds and their paths.
 var collections = []struct{ kind, path string }{
 	{fleet.KindAgent, "agents"}, {fleet.KindTarget, "targets"}, {fleet.KindTenant, "tenants"},
-	{fleet.KindTrigger, "triggers"},
+	{fleet.KindWorkflow, "workflows"}, {fleet.KindTrigger, "triggers"},
 }
 
 func (s *Server) fleetDoors() {
@@ -238,7 +238,7 @@ func (s *Server) deleteDeclared(ctx context.Context, kind string, in *deleteInpu
 // doubt the address.
 func (s *Server) comingDoors() {
 	for _, c := range []struct{ path, what string }{
-		{"models", "Models are"}, {"workflows", "Workflows are"}, {"schedules", "Schedules are"}, {"jobs", "Jobs are"},
+		{"models", "Models are"}, {"schedules", "Schedules are"}, {"jobs", "Jobs are"},
 	} {
 		for _, path := range []string{"/v1/" + c.path, "/v1/" + c.path + "/{name}"} {
 			id := "list" + strings.ToUpper(c.path[:1]) + c.path[1:]
@@ -248,7 +248,7 @@ func (s *Server) comingDoors() {
 			s.plain(door{
 				method: "GET", path: path, id: id, tag: "coming", need: view, status: 501, summary: c.what + " not served by this version.",
 			}, func(http.ResponseWriter, *http.Request) error {
-				return problem(http.StatusNotImplemented, api.CodeUnsupported, "%s not served by this version; agents, targets, tenants, triggers and runs are", strings.ToLower(c.what))
+				return problem(http.StatusNotImplemented, api.CodeUnsupported, "%s not served by this version; agents, targets, tenants, workflows, triggers and runs are", strings.ToLower(c.what))
 			})
 		}
 	}

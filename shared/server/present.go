@@ -63,7 +63,10 @@ func brief(r *run.Record) api.Run {
 	}
 	switch r.Kind {
 	case run.KindWorkflow:
-		out.Workflow = r.Agent
+		out.Workflow, out.CurrentStage = r.Agent, r.Flow
+		if r.Parent == "" {
+			out.Stage = r.Flow
+		}
 	case run.KindJob:
 		out.Job = r.Agent
 	default:
@@ -164,7 +167,7 @@ func attempts(runID string, as []run.Attempt) []api.Attempt {
 func event(e control.HistoryEvent) api.Event {
 	return api.Event{
 		Seq: e.Seq, Type: string(e.Type), At: timeOf(e.At), State: string(e.State), Attempt: e.Attempt, Actor: e.Actor,
-		Target: e.Target, Worker: e.Worker, Reason: string(e.Reason), Class: string(e.Class), Code: e.Code, Message: e.Message,
+		Target: e.Target, Worker: e.Worker, Stage: e.Stage, Reason: string(e.Reason), Class: string(e.Class), Code: e.Code, Message: e.Message,
 		Due: optional(e.Due), Detail: e.Detail,
 	}
 }

@@ -113,10 +113,14 @@ func (s *Server) listRuns(ctx context.Context, in *listRunsInput) (*answer[api.L
 // filterOf checks a filter and narrows it to what the principal sees.
 func filterOf(ctx context.Context, f *api.RunFilter, at string) (control.Filter, error) {
 	p := principal(ctx)
-	out := control.Filter{Agent: f.Agent, Tenant: f.Tenant, Tenants: p.Tenants, Parent: f.Parent, Labels: f.Labels}
+	out := control.Filter{Agent: f.Agent, Workflow: f.Workflow, Tenant: f.Tenant, Tenants: p.Tenants, Parent: f.Parent, Labels: f.Labels}
 	switch {
-	case f.Workflow != "" || f.Job != "":
-		return out, problem(http.StatusNotImplemented, api.CodeUnsupported, "workflows and jobs are not executed by this version; filter by agent")
+	case f.Job != "":
+		return out, problem(http.StatusNotImplemented, api.CodeUnsupported, "jobs are not executed by this version; filter by agent or workflow")
+	case f.Agent != "" && f.Workflow != "":
+		return out, invalidAt(at+".workflow", "a run is of an agent or of a workflow; give one of them")
+	case f.Workflow != "" && !isName.MatchString(f.Workflow):
+		return out, invalidAt(at+".workflow", "%q is no workflow's name", clip(f.Workflow))
 	case f.Agent != "" && !isName.MatchString(f.Agent):
 		return out, invalidAt(at+".agent", "%q is no agent's name", clip(f.Agent))
 	case f.Tenant != "" && !isName.MatchString(f.Tenant):

@@ -16,6 +16,7 @@ DELETE /v1/state/{key}
 DELETE /v1/targets/{name}
 DELETE /v1/tenants/{name}
 DELETE /v1/triggers/{name}
+DELETE /v1/workflows/{name}
 GET /
 GET /docs
 GET /gates

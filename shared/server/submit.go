@@ -86,11 +86,17 @@ func (s *Server) runDoors() {
 func submission(ctx context.Context, q *api.Submit, at string) (control.Submission, error) {
 	p := principal(ctx)
 	switch {
-	case q.Workflow != "" || q.Job != "":
-		return control.Submission{}, problem(http.StatusNotImplemented, api.CodeUnsupported, "workflows and jobs are not executed by this version; submit to an agent")
-	case q.Agent == "":
-		return control.Submission{}, invalidAt(at+".agent", "missing: name the agent that executes the run")
-	case !isName.MatchString(q.Agent):
+	case q.Job != "":
+		return control.Submission{}, problem(http.StatusNotImplemented, api.CodeUnsupported, "jobs are not executed by this version; submit to an agent or a workflow")
+	case q.Agent != "" && q.Workflow != "":
+		return control.Submission{}, invalidAt(at+".workflow", "the run names agent %q too; give one of them", clip(q.Agent))
+	case q.Workflow != "" && !isName.MatchString(q.Workflow):
+		return control.Submission{}, invalidAt(at+".workflow", "%q is no workflow's name", clip(q.Workflow))
+	case q.Workflow != "" && q.Session != "":
+		return control.Submission{}, invalidAt(at+".session", "a workflow has no session; the agents that it calls may have one")
+	case q.Agent == "" && q.Workflow == "":
+		return control.Submission{}, invalidAt(at+".agent", "missing: name the agent that executes the run, or in its place a workflow")
+	case q.Agent != "" && !isName.MatchString(q.Agent):
 		return control.Submission{}, invalidAt(at+".agent", "%q is no agent's name", clip(q.Agent))
 	case q.Tenant != "" && !isName.MatchString(q.Tenant):
 		return control.Submission{}, invalidAt(at+".tenant", "%q is no tenant's name", clip(q.Tenant))
@@ -110,7 +116,7 @@ func submission(ctx context.Context, q *api.Submit, at string) (control.Submissi
 		return control.Submission{}, err
 	}
 	sub := control.Submission{
-		Agent: q.Agent, Input: q.Input, Tenant: tenant, Priority: q.Priority, Labels: q.Labels, Key: q.Key,
+		Agent: q.Agent, Workflow: q.Workflow, Input: q.Input, Tenant: tenant, Priority: q.Priority, Labels: q.Labels, Key: q.Key,
 		Session: q.Session, Actor: p.Name,
 	}
 	if q.Deadline != nil {
