@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -47,7 +48,7 @@ func (a *app) applyCommand() *cobra.Command {
 			}
 			result, err := c.Apply(cmd.Context(), body, options)
 			if err != nil {
-				return fmt.Errorf("apply %s: %w", strings.Join(paths, ", "), err)
+				return fmt.Errorf("apply %s: %w", strings.Join(paths, ", "), placed(err, set))
 			}
 			a.warn(result.Results)
 			if options.DryRun {
@@ -75,6 +76,17 @@ func (a *app) loadManifests(paths []string) (*manifest.Set, error) {
 		return nil, fmt.Errorf("apply from standard input: %w", err)
 	}
 	return manifest.Parse([]manifest.File{{Name: "<stdin>", Data: a.in}}, manifest.Options{Dir: dir})
+}
+
+// placed says of a set that the server refused where in its files the faults are.
+func placed(err error, set *manifest.Set) error {
+	var p *api.Problem
+	if errors.As(err, &p) {
+		for i := range p.Errors {
+			p.Errors[i].Location = set.Locate(p.Errors[i].Location)
+		}
+	}
+	return err
 }
 
 // encodeManifests writes a set as the server takes it: checked, with defaults filled in and folders made absolute.

@@ -357,7 +357,7 @@ func (d *develop) declare(ctx context.Context, c *api.Client, set *manifest.Set)
 	}
 	result, err := c.Apply(ctx, body, api.ApplyOptions{})
 	if err != nil {
-		return fmt.Errorf("apply %s: %w", strings.Join(d.f.paths, ", "), err)
+		return fmt.Errorf("apply %s: %w", strings.Join(d.f.paths, ", "), placed(err, all))
 	}
 	d.warnings(result)
 	return nil

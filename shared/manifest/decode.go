@@ -83,13 +83,20 @@ func (d *decoder) document(root *yaml.Node, h *header) {
 
 // find returns the position of the path or of the nearest that it is part of.
 func (d *decoder) find(path string) mark {
-	for path != "" {
-		if m, ok := d.marks[path]; ok {
-			return m
-		}
-		path = path[:max(strings.LastIndexAny(path, ".["), 0)]
+	m, _ := nearest(d.marks, path)
+	return m
+}
+
+// places are the marks as positions in the file, of what is checked against others after it was read.
+func (d *decoder) places(obj fleet.Object) map[string]mark {
+	if obj.Kind() != fleet.KindWorkflow && obj.Kind() != fleet.KindTrigger {
+		return nil
 	}
-	return d.marks[""]
+	places := make(map[string]mark, len(d.marks))
+	for path, m := range d.marks {
+		places[path] = mark{d.before + m.line, m.column}
+	}
+	return places
 }
 
 // echo reports whether the problem only follows from a failed path.

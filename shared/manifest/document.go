@@ -300,7 +300,7 @@ func (d *decoder) object(root *yaml.Node, dir string) {
 	name := d.find("metadata.name")
 	at := Issue{File: d.file, Line: d.before + name.line, Column: name.column}
 	if len(d.parser.issues) == before || obj.Name() != "" {
-		d.parser.take(obj, at)
+		d.parser.take(obj, at, d.places(obj))
 	}
 }
 

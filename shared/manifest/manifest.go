@@ -17,6 +17,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"unicode/utf8"
 
 	"github.com/errand-run/errand/shared/fleet"
@@ -100,6 +101,47 @@ type Object struct {
 	fleet.Object
 	File string
 	Line int
+
+	places map[string]mark // of its values, by path; of kinds that are checked against others, nil otherwise
+}
+
+// Locate puts before what the control plane says of an object, "KIND NAME: PATH", where that stands: "FILE:LINE:COLUMN: ".
+// What is said of no object of the set stays as it is. A place in another rendering of the set, FILE being body, is
+// replaced.
+func (s *Set) Locate(where string) string {
+	if rest, ok := strings.CutPrefix(where, "body:"); ok {
+		if _, rest, ok = strings.Cut(rest, ": "); ok {
+			where = rest
+		}
+	}
+	object, path, ok := strings.Cut(where, ": ")
+	kind, name, named := strings.Cut(object, " ")
+	if !ok || !named {
+		return where
+	}
+	for i := range s.Objects {
+		o := &s.Objects[i]
+		if o.Kind() != kind || o.Name() != name {
+			continue
+		}
+		if m, ok := nearest(o.places, path); ok {
+			return fmt.Sprintf("%s:%d:%d: %s", o.File, m.line, m.column, where)
+		}
+		return fmt.Sprintf("%s:%d: %s", o.File, o.Line, where)
+	}
+	return where
+}
+
+// nearest is the position of a path, or of the nearest that it is part of.
+func nearest(places map[string]mark, path string) (mark, bool) {
+	for path != "" {
+		if m, ok := places[path]; ok {
+			return m, true
+		}
+		path = path[:max(strings.LastIndexAny(path, ".["), 0)]
+	}
+	m, ok := places[""]
+	return m, ok
 }
 
 // Set is what the files declare, in their order, with defaults filled in. The
@@ -278,7 +320,7 @@ func (p *parser) fileIssue(name, format string, args ...any) {
 }
 
 // take adds an object to the set unless its name is taken.
-func (p *parser) take(obj fleet.Object, at Issue) {
+func (p *parser) take(obj fleet.Object, at Issue, places map[string]mark) {
 	key := obj.Kind() + "/" + obj.Name()
 	if obj.Name() != "" {
 		if first, ok := p.seen[key]; ok {
@@ -292,7 +334,7 @@ func (p *parser) take(obj fleet.Object, at Issue) {
 			return
 		}
 	}
-	o := Object{Object: obj, File: at.File, Line: at.Line}
+	o := Object{Object: obj, File: at.File, Line: at.Line, places: places}
 	p.seen[key] = o
 	p.set.Objects = append(p.set.Objects, o)
 }

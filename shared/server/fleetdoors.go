@@ -3,6 +3,7 @@ package server
 import (
 	"bytes"
 	"context"
+	"errors"
 	"mime"
 	"net/http"
 	"slices"
@@ -141,13 +142,27 @@ func (s *Server) apply(w http.ResponseWriter, r *http.Request) error {
 	p := principal(r.Context())
 	applied, err := s.plane.Apply(r.Context(), objects, control.ApplyOptions{DryRun: dry, Prune: prune, Actor: p.Name})
 	if err != nil {
-		return err
+		return placed(err, set)
 	}
 	out := api.ApplyResult{Results: make([]api.Applied, 0, len(applied))}
 	for _, a := range applied {
 		out.Results = append(out.Results, api.Applied{Kind: a.Kind, Name: a.Name, Action: a.Action, Warnings: a.Warnings})
 	}
 	return writeJSON(w, http.StatusOK, out)
+}
+
+// placed says of a refused set where what is wrong stands.
+func placed(err error, set *manifest.Set) error {
+	var refusal *control.Refusal
+	if !errors.As(err, &refusal) || len(refusal.Faults) == 0 {
+		return err
+	}
+	at := *refusal
+	at.Faults = slices.Clone(refusal.Faults)
+	for i := range at.Faults {
+		at.Faults[i].Location = set.Locate(at.Faults[i].Location)
+	}
+	return &at
 }
 
 // manifestName is what messages call the body; JSON is YAML to the reader.
