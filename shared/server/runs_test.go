@@ -389,3 +389,21 @@ func TestWhatWasBegunIsCarriedThroughWithoutTheClient(t *testing.T) {
 		}
 	}
 }
+
+func TestAWorkflowsRunSaysWhereItStands(t *testing.T) {
+	s := newSite(t)
+	s.plane.runs["flow"] = &run.Record{
+		Spec: run.Spec{ID: "flow", Kind: run.KindWorkflow, Agent: "intake", Tenant: "default", CreatedAt: instant},
+		Seq:  3, State: run.Running, Flow: "check", UpdatedAt: instant,
+	}
+	got := s.do("GET", "/v1/runs/flow", "")
+	for _, part := range []string{`"workflow":"intake"`, `"stage":"check"`, `"currentStage":"check"`} {
+		if body := string(got.body); !strings.Contains(body, part) || strings.Contains(body, `"agent"`) {
+			t.Errorf("%s is not in %s, or an agent is", part, body)
+		}
+	}
+	s.plane.runs["flow"].State = run.Failed
+	if got := s.do("POST", "/v1/runs/flow:retry", `{"from":"check","input":[1]}`); got.StatusCode != http.StatusCreated || !strings.Contains(string(got.body), `"retryOf":"flow"`) {
+		t.Errorf("a retry from a stage: %d %s", got.StatusCode, string(got.body))
+	}
+}
