@@ -33,6 +33,7 @@ const patience = time.Minute // for a process that should take milliseconds
 var binaries string // folder of the built agents
 
 func TestMain(m *testing.M) {
+	playPart()
 	os.Exit(func() int {
 		dir, err := os.MkdirTemp("", "errand-examples-")
 		if err != nil {

@@ -173,7 +173,7 @@ func buildOf(t *testing.T, a *fleet.Agent) (out, source string) {
 
 func TestTheInvoiceFleetHasEachShapeOnce(t *testing.T) {
 	shapes := make(map[fleet.Shape]string)
-	for name, a := range agents(t, "invoices") {
+	for name, a := range agents(t, "invoices/fleet.yaml") {
 		shapes[a.Shape] = name
 	}
 	want := map[fleet.Shape]string{
@@ -213,6 +213,13 @@ func TestEachSampleFitsItsAgent(t *testing.T) {
 				used[s.Agent] = true
 				fits(t, what, a.Input, s.Input)
 			}
+			for _, o := range load(t, folder) {
+				if w, ok := o.Object.(*fleet.Workflow); ok {
+					for _, name := range calledBy(t, w) {
+						used[name] = true // with what the workflow makes of its own input
+					}
+				}
+			}
 			for name := range declared {
 				if !used[name] {
 					t.Errorf("no sample for agent %s", name)
@@ -220,6 +227,37 @@ func TestEachSampleFitsItsAgent(t *testing.T) {
 			}
 		})
 	}
+}
+
+// calledBy are the agents that a workflow names, wherever it does.
+func calledBy(t *testing.T, w *fleet.Workflow) (names []string) {
+	t.Helper()
+	text, err := json.Marshal(w)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var spec any
+	if err := json.Unmarshal(text, &spec); err != nil {
+		t.Fatal(err)
+	}
+	var walk func(any)
+	walk = func(v any) {
+		switch v := v.(type) {
+		case []any:
+			for _, item := range v {
+				walk(item)
+			}
+		case map[string]any:
+			for key, value := range v {
+				if name, ok := value.(string); ok && slices.Contains([]string{"agent", "critic", "compensate"}, key) {
+					names = append(names, name)
+				}
+				walk(value)
+			}
+		}
+	}
+	walk(spec)
+	return names
 }
 
 func TestEachInvoiceThatCanBeReadIsChecked(t *testing.T) {

@@ -147,6 +147,10 @@ func House() Rules {
 			"invoice/tally":   {Layer: doors, Beside: []string{"invoice"}},
 			"patterns/model":  {Layer: doors},
 			"arch":            {Layer: doors},
+
+			// The agents of the examples.
+			"clerk":    {Layer: doors, Beside: []string{"agent", "invoice", "invoice/intake", "invoice/journal"}},
+			"patterns": {Layer: doors, Beside: []string{"agent", "invoice/journal", "patterns/model"}},
 		},
 		Reach: map[string][]string{
 			"run":   nil, // the kernel is the standard library and itself

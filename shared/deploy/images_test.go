@@ -43,6 +43,8 @@ var starts = map[string]start{
 	"worker":    {says: "ERRAND_TARGET", fails: true}, // it has no door, and names what it is not told
 	"reconcile": {env: []string{"ERRAND_PROTOCOL=http"}, path: "/?"},
 	"model":     {path: "/?"},
+	"clerk":     {env: []string{"ERRAND_PROTOCOL=http"}, path: "/?"},
+	"patterns":  {env: []string{"ERRAND_PROTOCOL=http"}, path: "/?"},
 }
 
 // commands of the repository, by name of their image. Those below shared/ are parts of tests.
