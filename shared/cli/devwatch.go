@@ -299,7 +299,8 @@ func (d *develop) summary(ctx context.Context, c *api.Client, jobs submission) e
 	} else if err := render.List(d.printer(), d.runView(), runs); err != nil {
 		return err
 	}
-	code := d.tellEnds(runs)
+	// A run that another called is that one's affair: what it failed at may be borne.
+	code := d.tellEnds(slices.DeleteFunc(slices.Clone(runs), func(r api.Run) bool { return r.Parent != "" }))
 	stuck := 0
 	for _, r := range runs {
 		switch {
