@@ -179,7 +179,7 @@ func run[In, Out any](ctx context.Context, client *api.Client, a *Attempt, handl
 	}
 	// 2. Work.
 	if r.undo != nil {
-		return r.compensate(ctx, func() error { _, err := handler(ctx, r, in); return err })
+		return r.compensate(ctx, func(ctx context.Context) error { _, err := handler(ctx, r, in); return err })
 	}
 	out, err := handler(ctx, r, in)
 	// 3. What became of it.

@@ -15,7 +15,7 @@ import (
 // Undoing a run. The hooks that undo its effects are closures of the handler, so the handler is run once more to find
 // them: with the input, the recorded steps and the receipts of the run, and nothing else. Steps return their records and
 // Once returns what its receipt has, and takes note of the hook. Where the run got no further, or every hook is found,
-// the call returns errReplayed. Then the hooks are called, that of what happened last first.
+// the call returns errReplayed, and in the latter case the handler's context ends. Then the hooks are called, that of what happened last first.
 //
 // A step that performed effects which are to be undone is executed again to find their hooks; its record stands.
 
@@ -28,6 +28,7 @@ type undoing struct {
 	effects  []*undone // newest first
 	left     int       // hooks that were not found yet
 	recorded map[string]bool
+	found    context.CancelCauseFunc // ends the handler when every hook is found
 }
 
 // undone is an effect of the run that is being undone.
@@ -94,7 +95,9 @@ func (u *undoing) take(x *undone, hook func(context.Context) error) {
 		return
 	}
 	x.found, x.hook = true, hook
-	u.left--
+	if u.left--; u.left == 0 && u.found != nil {
+		u.found(errReplayed)
+	}
 }
 
 // known answers Once for a run that is being undone: with the effect's result, and a note of how it is undone. It is not
@@ -175,9 +178,9 @@ func (o *once[T]) findOut(ctx context.Context, x *undone) (result T, happened bo
 func (o *once[T]) replayed() error { return fmt.Errorf("effect %q: %w", o.name, errReplayed) }
 
 // compensate undoes the effects of a run; replay runs its handler.
-func (r *Run) compensate(ctx context.Context, replay func() error) Result {
+func (r *Run) compensate(ctx context.Context, replay func(context.Context) error) Result {
 	// 1. Find the hooks.
-	err, panicked := r.replay(replay)
+	err, panicked := r.replay(ctx, replay)
 	r.mu.Lock()
 	broken, parked := r.broken, r.parked
 	r.mu.Unlock()
@@ -218,14 +221,19 @@ func (r *Run) compensate(ctx context.Context, replay func() error) Result {
 }
 
 // replay runs the handler as far as the run got. A handler that is cut short may panic over what it did not get.
-func (r *Run) replay(handler func() error) (err error, result *Result) {
+func (r *Run) replay(ctx context.Context, handler func(context.Context) error) (err error, result *Result) {
+	if r.undo.over() {
+		return nil, nil
+	}
+	ctx, r.undo.found = context.WithCancelCause(ctx)
+	defer r.undo.found(nil)
 	defer func() {
 		if p := recover(); p != nil && !r.undo.over() {
 			failed := panicked(r.a, p, debug.Stack())
 			result = &failed
 		}
 	}()
-	return handler(), nil
+	return handler(ctx), nil
 }
 
 // callHook undoes one effect, at most once.

@@ -166,6 +166,19 @@ func TestUndoingFindsTheHooksWhereTheRunGot(t *testing.T) {
 				return "", Fail("BROKEN", nil)
 			}
 		}, state: "failed", code: CodeNotUndone},
+		"a handler that waits is told that every hook is found": {handler: func(s *shop) Handler[int, string] {
+			ran := false
+			return func(ctx context.Context, r *Run, _ int) (string, error) {
+				if _, err := Once(ctx, r, "a", s.buy("a")); err != nil {
+					return "", err
+				}
+				if ran {
+					<-ctx.Done()
+				}
+				ran = true
+				return "", Fail("BROKEN", nil)
+			}
+		}, want: []string{"undo key-a: a bought"}},
 		"a panic over what is missing does not matter": {handler: func(s *shop) Handler[int, string] {
 			return func(ctx context.Context, r *Run, _ int) (string, error) {
 				if _, err := Once(ctx, r, "a", s.buy("a")); err != nil {

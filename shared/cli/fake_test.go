@@ -386,7 +386,7 @@ func (f *fakeServer) part(w http.ResponseWriter, r *http.Request) {
 		answer(w, 200, api.Audit{
 			Run: *run, Decisions: []api.AuditDecision{{Attempt: 1, Target: "local", Why: "the only one"}}, Receipts: []api.Receipt{f.receipt("done")},
 			Approvals: []api.Gate{{ID: "gate1", State: "approved", Title: "Pay", Decisions: []api.GateDecision{{By: "ann"}}}},
-			Events: []api.Event{{Seq: 1, Type: "submitted"}}, NextPageToken: "1",
+			Events:    []api.Event{{Seq: 1, Type: "submitted"}}, NextPageToken: "1",
 		})
 	}
 }

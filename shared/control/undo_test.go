@@ -13,6 +13,7 @@ import (
 	"github.com/errand-run/errand/shared/fleet"
 	"github.com/errand-run/errand/shared/run"
 	"github.com/errand-run/errand/shared/runtime"
+	"github.com/errand-run/errand/shared/store/memory"
 )
 
 // begin asks for an effect on behalf of an attempt.
@@ -565,5 +566,53 @@ func TestACancelDoesWhatItsPreviewSays(t *testing.T) {
 	}
 	if leases := h.lease("w1", 5, "payer"); len(leases) != 0 {
 		t.Errorf("more is undone: %+v", leases)
+	}
+}
+
+// F22: what is due later than any lease lasts waits in the store, and is executed once when its time has come.
+func TestDelayedRunsAreExecutedOnce(t *testing.T) {
+	h := &house{t: t, store: memory.Open(), now: began, change: func(c *Config) { c.WorkerLease = 10 * time.Second }}
+	h.open()
+	if _, err := h.p.Apply(t.Context(), fleetOf(agentNamed("hand")), ApplyOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	due := h.now.Add(35 * time.Second)
+	for range 20 {
+		r := h.submit(Submission{Agent: "hand", NotBefore: due})
+		wantState(t, h.get(r.ID), run.Held, run.NotBefore)
+	}
+	workers := []string{"w1", "w2", "w3", "w4", "w5"}
+	executed := make(map[string]int)
+	for second := 1; second <= 40; second++ {
+		h.pass(time.Second)
+		if second == 20 { // one restarts
+			workers[2] = "w3-again"
+		}
+		for _, w := range workers {
+			if _, err := h.p.Beat(t.Context(), WorkerBeat{Worker: w, Agents: []string{"hand"}, Slots: 4}); err != nil {
+				t.Fatal(err)
+			}
+			for _, a := range h.lease(w, 4, "hand") {
+				executed[a.Run]++
+				if h.now.Before(due) {
+					t.Errorf("run %s is executed at second %d", a.Run, second)
+				}
+				h.report(runtime.Report{Type: runtime.Completed, Run: a.Run, N: a.N, Worker: w})
+			}
+		}
+		if second == 34 {
+			h.open() // and the server
+		}
+		if n := h.p.ix.world.Runs(); n != 0 && second < 35 {
+			t.Fatalf("%d slots are in use at second %d", n, second)
+		}
+	}
+	if len(executed) != 20 {
+		t.Errorf("%d runs were executed", len(executed))
+	}
+	for id, n := range executed {
+		if n != 1 {
+			t.Errorf("run %s was executed %d times", id, n)
+		}
 	}
 }
