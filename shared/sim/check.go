@@ -120,6 +120,9 @@ func (l *ledger) happened(k *known, id string, e *run.Event, rec *run.Record) {
 	run.Evolve(next, *e)
 	next.Tail = nil
 	k.folded = next
+	if e.Type == run.EvFailed || e.Type == run.EvCanceled {
+		l.endedUndone(next)
+	}
 	if next.Usage != k.usage {
 		w.fail("spend is the sum over attempts", "run %s: %+v, its attempts %+v", id, next.Usage, k.usage)
 	}
@@ -282,15 +285,16 @@ func (l *ledger) settled(p *process) {
 		}
 	}
 	l.families()
+	l.flows()
 }
 
 // dueOf is when a run must be looked at though nothing happens to it; 0 for never.
 func dueOf(r *run.Record) run.Instant {
-	switch r.State {
-	case run.Queued, run.Waiting:
-		return run.Earliest(r.Due, r.Deadline)
-	case run.Compensating: // its time is over; what undoes it has its own
+	switch {
+	case r.State == run.Compensating: // its time is over; what undoes it has its own
 		return 0
+	case r.State == run.Queued, r.State == run.Waiting, r.Kind != run.KindAgent && !r.State.Terminal():
+		return run.Earliest(r.Due, r.Deadline)
 	}
 	return r.WakeAt()
 }

@@ -107,6 +107,9 @@ func (w *world) submit(r *rng, tenant string) {
 		Tenant: tenant, Agent: w.agentToAsk(r), Actor: "client",
 	}}
 	s.Input = w.inputFor(s.Agent, r)
+	if w.temper.calls && r.oneIn(4) {
+		s.Agent, s.Workflow = "", "flow"
+	}
 	if r.oneIn(3) && !w.temper.fair { // a known key takes a turn, and gives it back when it is written
 		s.Key = fmt.Sprint("k", r.n(4))
 	}
@@ -177,9 +180,9 @@ func (w *world) anyRun(r *rng) (string, bool) {
 	if again := r.oneIn(2); !again || w.subject == "" {
 		w.subject = w.ledger.order[r.n(len(w.ledger.order))]
 	}
-	if w.temper.calls && r.oneIn(3) { // best one that waits for others
+	if w.temper.calls && r.oneIn(3) { // best one that waits for others, or has done what can be undone
 		for _, id := range w.ledger.order {
-			if k := w.ledger.runs[id]; k != nil && k.rec.State == run.Waiting && r.oneIn(3) {
+			if k := w.ledger.runs[id]; k != nil && (k.rec.State == run.Waiting || k.rec.Undoable && !k.rec.State.Terminal()) && r.oneIn(3) {
 				w.subject = id
 			}
 		}

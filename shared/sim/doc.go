@@ -10,5 +10,7 @@
 // Both are written to be read by eye, with nothing of the product's own bookkeeping. At the end faults stop, workers
 // are healthy, and every run must come to an end (heal.go).
 //
+// In every other world agents call others, ask people and undo what they did, and workflows do; see program.go.
+//
 // It imports control and what that imports; nothing but tests imports it.
 package sim

@@ -82,7 +82,7 @@ func (o *outside) happens(d deed) {
 }
 
 func hasEffects(agent string) bool {
-	return agent == "reconciles" || agent == "repeats" || agent == "asks" || agent == "fails"
+	return agent == "reconciles" || agent == "repeats" || agent == "asks" || agent == "fails" || agent == "undoes"
 }
 
 // opAct moves an effect of some attempt on.
@@ -161,7 +161,11 @@ func (w *world) act(a *attempt, r *rng) {
 	c := a.call
 	switch {
 	case c == nil:
-		a.call = &call{name: fmt.Sprint("mail", a.calls%2), nonce: fmt.Sprintf("%x", r.next())}
+		name := a.nextEffect()
+		if name == "" {
+			return
+		}
+		a.call = &call{name: name, nonce: fmt.Sprintf("%x", r.next())}
 		w.begin(a, r)
 	case !c.may:
 		w.begin(a, r)
@@ -190,7 +194,7 @@ func (w *world) begin(a *attempt, r *rng) {
 	c, p := a.call, w.doorOf(a, r)
 	b := control.EffectBegin{
 		Run: a.Run, N: a.N, Step: "s", Effect: c.name, RequestHash: "h", Nonce: c.nonce,
-		Timeout: time.Duration(10+r.n(80)) * time.Second, Reconciled: c.found,
+		Timeout: time.Duration(10+r.n(80)) * time.Second, Reconciled: c.found, Compensable: a.Agent.Name() == "undoes" && !a.isUndoing(),
 	}
 	w.tell(a, r, "begin", func(heard bool) {
 		w.on(p, func() {
@@ -221,7 +225,7 @@ func (w *world) begin(a *attempt, r *rng) {
 			case run.BeginProceed:
 				c.may, c.until = true, ans.Until
 			case run.BeginDone:
-				if _, value := w.outside.happened(ans.ID); string(value) != string(ans.Value) && a.Agent.Effects.OnUnknown != fleet.UnknownRepeat {
+				if _, value := w.outside.happened(ans.ID); string(value) != string(ans.Value) && a.Agent.Effects.OnUnknown != fleet.UnknownRepeat && !a.isUndoing() {
 					w.fail("a done effect gives its result", "%s is told %s, the outside said %s", a.ID(), ans.Value, value)
 				}
 				a.call, a.calls = nil, a.calls+1

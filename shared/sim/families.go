@@ -48,6 +48,7 @@ func (l *ledger) called(c *run.Record) {
 	l.family.place[place] = c.ID
 	l.family.of[c.Parent] = append(l.family.of[c.Parent], c.ID)
 	w.saw("child called")
+	l.calledToUndo(c)
 	if k == nil {
 		w.fail("a child has a parent", "run %s: there is no run %s", c.ID, c.Parent)
 	}
@@ -60,8 +61,11 @@ func (l *ledger) called(c *run.Record) {
 	case c.Tenant != p.Tenant, c.Root != root, c.Depth != p.Depth+1, c.Requester != p.Requester, c.Depth > run.MaxDepth:
 		w.fail("a child is of its parent's family", "run %s of tenant %s, root %s, depth %d, asked for by %s; its parent %s: %s, %s, %d, %s",
 			c.ID, c.Tenant, c.Root, c.Depth, c.Requester, p.ID, p.Tenant, root, p.Depth, p.Requester)
-	case p.Deadline != 0 && (c.Deadline == 0 || c.Deadline > p.Deadline) && !p.State.Terminal():
+	case p.Deadline != 0 && (c.Deadline == 0 || c.Deadline > p.Deadline) && !p.State.Terminal() && p.State != run.Compensating:
 		w.fail("a child has no more time than its parent", "run %s until %d, its parent %s until %d", c.ID, c.Deadline, p.ID, p.Deadline)
+	}
+	if p.Kind == run.KindWorkflow && !w.temper.two && k.steps[p.ID+"/"+c.Stage] != "" {
+		w.fail("a stage that has ended is not run again", "run %s of stage %s of run %s", c.ID, c.Stage, p.ID)
 	}
 	if agent := w.fleet.agents[revisionOf(p)]; p.Kind == run.KindAgent && c.Mode == "" && (agent == nil || !contains(agent.Permissions.Call, c.Agent)) {
 		w.fail("nobody is called without permission", "run %s of %s called %s", p.ID, p.Agent, c.Agent)
@@ -76,7 +80,7 @@ func (l *ledger) acknowledged(c *control.ChildCalls, out []control.Child) {
 		case k == nil && l.runs[c.Run] != nil && !l.runs[c.Run].rec.State.Terminal():
 			l.w.fail("what is acknowledged is durable", "child %d of step %s of run %s", x.Item, c.Step, c.Run)
 		case k == nil: // all of it is removed already
-		case k.rec.Parent != c.Run, k.rec.Stage != c.Step, k.rec.Item != c.First+i, x.Item != c.First+i, k.rec.Agent != c.Calls[i].Agent,
+		case k.rec.Parent != c.Run, k.rec.Stage != c.Step, k.rec.Item != c.First+i, x.Item != c.First+i, k.rec.Agent != c.Calls[i].Agent+c.Calls[i].Workflow,
 			!bytes.Equal(k.rec.Input.Inline, c.Calls[i].Input) && len(c.Calls[i].Input) > 0:
 			l.w.fail("what is acknowledged is what was asked", "child %d of step %s of run %s is run %s, item %d of %s of run %s", x.Item, c.Step, c.Run, x.Run, k.rec.Item, k.rec.Stage, k.rec.Parent)
 		}
@@ -168,7 +172,7 @@ func (l *ledger) joined(parent *run.Record) {
 		switch {
 		case c.Run != id:
 			w.fail("results come in the order of the calls", "%s, item %d: run %s, want %s", name, item, c.Run, id)
-		case c.State != k.rec.State && (c.State.Terminal() || !w.temper.two):
+		case c.State != k.rec.State && c.State.Terminal():
 			w.fail("a fan-in gives results", "%s, item %d: %s, run %s is %s", name, item, c.State, id, k.rec.State)
 		case c.State == run.Succeeded && !bytes.Equal(c.Output, k.rec.Output.Inline):
 			w.fail("a fan-in gives results", "%s, item %d: %s, run %s gave %s", name, item, c.Output, id, k.rec.Output.Inline)

@@ -86,6 +86,8 @@ func (w *world) agentToAsk(r *rng) string {
 	switch {
 	case w.temper.calls && r.oneIn(2):
 		return "boss"
+	case w.temper.calls && w.temper.effects && r.oneIn(2):
+		return "undoes"
 	case r.oneIn(3):
 		return "plain"
 	}
@@ -112,14 +114,14 @@ func (w *world) agent(name string, revision int) *fleet.Agent {
 	case "brief":
 		a.Timeouts.Attempt, a.Timeouts.Heartbeat, a.Timeouts.Queue, a.Retain = secs(20), secs(10), secs(90), secs(40)
 	case "boss":
-		a.Permissions.Call = []string{"mid", "leaf", "keyed"}
+		a.Permissions.Call = []string{"mid", "leaf", "keyed", "inner", "undoes"}
 	case "mid":
 		a.Permissions.Call = []string{"leaf"}
 	case "leaf":
 		a.Retain = secs(40)
 	case "keyed":
 		a.Concurrency.PerKey = &fleet.PerKey{Key: `string(int(input.n))`, Max: 1}
-	case "reconciles":
+	case "reconciles", "undoes":
 		a.Effects.OnUnknown = fleet.UnknownReconcile
 	case "repeats":
 		a.Effects.OnUnknown = fleet.UnknownRepeat
@@ -168,6 +170,7 @@ func (w *world) wholeFleet() []fleet.Object {
 	for _, name := range w.temper.agents {
 		objects = append(objects, w.agent(name, 0))
 	}
+	objects = append(objects, w.workflows()...)
 	for _, name := range tenants {
 		objects = append(objects, w.tenant(name, nil))
 	}

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -14,7 +16,7 @@ import (
 
 // people are those who decide. The client asks for runs, too.
 var people = []run.Person{
-	{Name: "ann", Roles: []string{"approver"}, Groups: []string{"leads"}},
+	{Name: "ann", Roles: []string{"approver", "operator"}, Groups: []string{"leads"}},
 	{Name: "bob", Roles: []string{"approver"}, Groups: []string{"ops", "leads"}},
 	{Name: "cat", Roles: []string{"viewer"}},
 	{Name: "client", Roles: []string{"approver"}, Groups: []string{"ops"}},
@@ -203,7 +205,8 @@ func (l *ledger) gatesAndRuns(u *store.Unit) {
 
 func (l *ledger) gateOf(g *run.Gate, r *run.Record) {
 	waits := r.State == run.Waiting && r.Park.On == run.OnGate && r.Park.Name == g.ID
-	switch {
+	switch asks := r.State == run.Compensating && r.Reason == run.CompensationFailed; {
+	case asks: // whether to try again what could not be undone
 	case waits && (g.State != run.GateOpen || g.Step != r.Park.Step):
 		l.w.fail("a run waits at an open gate", "run %s at %s, which is %s", r.ID, g.ID, g.State)
 	case !waits && g.State == run.GateOpen:
@@ -220,14 +223,12 @@ func (l *ledger) gaveDecision(a *attempt, p *part, result json.RawMessage) {
 	}
 }
 
-// gatesIn lists the gates in a state, as they are known.
+// gatesIn lists the gates that are open, or those that are not.
 func (l *ledger) gatesIn(open bool) []*run.Gate {
 	var list []*run.Gate
-	for _, id := range l.order { // a map has no order
-		for part := range 2 {
-			if g := l.gates[run.GateID(id, fmt.Sprint("part", part))]; g != nil && (g.State == run.GateOpen) == open {
-				list = append(list, g)
-			}
+	for _, id := range slices.Sorted(maps.Keys(l.gates)) {
+		if g := l.gates[id]; (g.State == run.GateOpen) == open {
+			list = append(list, g)
 		}
 	}
 	return list

@@ -157,6 +157,8 @@ func (w *world) round(p *process, r *rng) {
 		case a.dead:
 		case a.stop:
 			w.report(a, runtime.Report{Type: runtime.Failed, Run: a.Run, N: a.N, Worker: a.who(), Class: run.ClassCanceled, Ended: true}, true, r)
+		case a.call == nil && a.last == nil && a.undoesMore():
+			w.act(a, r)
 		case a.call == nil && a.last == nil && hasProgram(a.Agent.Name()):
 			w.goOn(a, r)
 		case a.call == nil:
@@ -198,6 +200,7 @@ func (l *ledger) closed(p *process) {
 			}
 		})
 	}
+	l.undone()
 	for id, g := range l.gates {
 		if g.State == run.GateOpen {
 			w.fail("a gate closes with its run", "gate %s of run %s is %s", id, g.Run, g.State)

@@ -133,8 +133,6 @@ func (l *ledger) wrote(p *process, u *store.Unit) {
 			l.wroteReceipt(d)
 		case store.KindFleet:
 			l.wroteFleet(d)
-		case store.KindStep:
-			l.wroteStep(d)
 		case store.KindLease:
 			l.wroteLease(d)
 		case store.KindGate:
@@ -148,6 +146,11 @@ func (l *ledger) wrote(p *process, u *store.Unit) {
 				l.shares.saved = l.shares.clone()
 				w.saw("shares kept")
 			}
+		}
+	}
+	for i := range u.Writes { // a run that is retried from a stage comes with the steps before it
+		if u.Writes[i].Kind == store.KindStep {
+			l.wroteStep(&u.Writes[i])
 		}
 	}
 	l.gatesAndRuns(u)
@@ -272,8 +275,13 @@ func (l *ledger) wroteReceipt(d *store.Write) {
 		l.w.fail("receipts can be read", "%v", err)
 	}
 	before := l.receipts[d.ID]
-	if before != nil && before.State == run.ReceiptDone {
+	switch {
+	case before != nil && before.State == run.ReceiptDone && r.State != run.ReceiptCompensated:
 		l.w.fail("a committed receipt is final", "receipt %s became %s", d.ID, r.State)
+	case before != nil && r.State == run.ReceiptCompensated:
+		l.compensated(before)
+	case before != nil && before.State == run.ReceiptCompensated:
+		l.w.outside.forget(d.ID) // it is undone: what is done under it again is another thing
 	}
 	l.receipts[d.ID] = r
 }
@@ -289,15 +297,16 @@ func (l *ledger) handed(p *process, x *worker, a *runtime.Assignment) {
 	case k.rec.Attempt == a.N && k.rec.Live() && x != nil && k.rec.Current().Node != p.nodeOf(x):
 		l.w.fail("an attempt goes where it was placed", "%s is handed to %s, it is on %s", a.ID(), x.id, k.rec.Current().Node)
 	}
+	l.handedToUndo(a)
 	for _, s := range a.Steps {
-		if s.Name != "" && k.steps[a.Run+"/"+s.Name] == "" {
+		if of := l.runs[k.rec.Of]; s.Name != "" && k.steps[a.Run+"/"+s.Name] == "" && (of == nil || of.steps[of.rec.ID+"/"+s.Name] == "") {
 			l.w.fail("recorded steps are handed on", "%s gets step %s, which nobody recorded", a.ID(), s.Name)
 		}
 	}
 	if k.rec.Attempt == a.N && k.rec.Live() {
 		l.turn(p, x, a, k.rec)
 	}
-	if len(a.Steps) != len(k.steps) && k.rec.Attempt == a.N && x != nil {
+	if len(a.Steps) != len(k.steps) && a.Mode != run.ModeCompensate && k.rec.Attempt == a.N && x != nil {
 		l.w.fail("recorded steps are handed on", "%s gets %d steps of %d", a.ID(), len(a.Steps), len(k.steps))
 	}
 }
@@ -314,7 +323,7 @@ func (p *process) nodeOf(x *worker) string {
 func (l *ledger) answered(p *process, s *submission, out control.Submitted) {
 	w := l.w
 	name, request := s.Tenant+"/"+s.Key, requestOf(s)
-	w.say("submit of %s by %s, key %q: %s", s.Agent, s.Tenant, s.Key, outcomeOf(out.Run, out.Err))
+	w.say("submit of %s by %s, key %q: %s", s.Agent+s.Workflow, s.Tenant, s.Key, outcomeOf(out.Run, out.Err))
 	l.checkAnswer("submit", out.Err)
 	var refusal *control.Refusal
 	earlier, promised := l.keys[name]
@@ -331,7 +340,7 @@ func (l *ledger) answered(p *process, s *submission, out control.Submitted) {
 	switch {
 	case k == nil:
 		w.fail("what is acknowledged is durable", "run %s does not exist", out.Run.ID)
-	case k.rec.Tenant != s.Tenant || k.rec.Agent != s.Agent || !bytes.Equal(k.rec.Input.Inline, s.Input):
+	case k.rec.Tenant != s.Tenant || k.rec.Agent != s.Agent+s.Workflow || !bytes.Equal(k.rec.Input.Inline, s.Input):
 		w.fail("what is acknowledged is what was asked", "run %s is of %s for %s", out.Run.ID, k.rec.Agent, k.rec.Tenant)
 	case s.Priority != nil && k.rec.Priority != *s.Priority:
 		w.fail("what is acknowledged is what was asked", "run %s has priority %d, not %d", out.Run.ID, k.rec.Priority, *s.Priority)
@@ -379,7 +388,7 @@ func (l *ledger) reported(rep *runtime.Report, atOnce bool) {
 		l.w.fail("what a turn leaves is kept", "attempt %s left %s in session %s, which is %s", s.turn, rep.Session, key, s.state)
 	}
 	switch {
-	case k.rec.State == run.Canceled:
+	case k.rec.State == run.Canceled, k.rec.State == run.Compensating, k.rec.Reason == run.CompensationFailed: // it was canceled
 	case k.rec.State != run.Succeeded, a.N != rep.N, !bytes.Equal(k.rec.Output.Inline, rep.Output):
 		l.w.fail("a result that was acknowledged is kept", "run %s is %s with %s, attempt %d reported %s", rep.Run, k.rec.State, k.rec.Output.Inline, rep.N, rep.Output)
 	}

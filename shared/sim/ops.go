@@ -147,6 +147,9 @@ func temperOf(s Script) temper {
 	}
 	if t.calls = s.Calls; t.calls {
 		t.agents = append(t.agents, "boss", "mid", "leaf", "keyed")
+		if t.effects {
+			t.agents = append(t.agents, "undoes")
+		}
 	}
 	return t
 }

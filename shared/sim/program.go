@@ -95,6 +95,12 @@ func (w *world) calls(a *attempt, r *rng) []runtime.Call {
 		if a.Agent.Name() == "boss" && r.oneIn(4) {
 			calls[i].Agent = "keyed"
 		}
+		if a.Agent.Name() == "boss" && w.temper.effects && r.oneIn(2) {
+			calls[i].Agent = "undoes"
+		}
+		if a.Agent.Name() == "boss" && r.oneIn(6) {
+			calls[i] = runtime.Call{Workflow: "inner", Input: calls[i].Input}
+		}
 		if a.Agent.Name() == "boss" && r.oneIn(3) {
 			calls[i] = runtime.Call{Agent: "mid", Input: json.RawMessage(fmt.Sprintf(`{"n":%d}`, r.n(64)))}
 		}
@@ -193,10 +199,17 @@ func (w *world) callChildren(a *attempt, of *part, r *rng) {
 			answer := func() {
 				w.say("%s calls %d children of %s from %d on: %v", a.ID(), len(c.Calls), c.Step, c.First, failure)
 				w.ledger.checkAnswer("call children", failure)
-				if failure != nil {
-					if heard {
-						w.givesUp(a, failure)
-					}
+				var refusal *control.Refusal
+				switch {
+				case failure != nil && !heard:
+					return
+				case errors.As(failure, &refusal) && refusal.RetryAfter == 0:
+					w.report(a, runtime.Report{
+						Type: runtime.Failed, Run: a.Run, N: a.N, Worker: a.who(), Class: run.ClassUser, Code: string(refusal.Code), Final: true, Ended: true,
+					}, true, r)
+					return
+				case failure != nil:
+					w.givesUp(a, failure)
 					return
 				}
 				w.ledger.acknowledged(&c, out)

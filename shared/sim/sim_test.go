@@ -106,7 +106,7 @@ var (
 		"run removed at its end of keeping", "score that was acknowledged", "shares kept", "signal that was acknowledged",
 		"suspend that was acknowledged", "turn of a session", "turns of two waiting tenants compared",
 		"child called", "fan-in", "fan-in that was decided before all children ended", "program that came to its end",
-		"run of a group placed", "gate requested", "gate approved", "gate rejected", "gate expired", "gate canceled",
+		"run of a group placed", "event began", "effect undone", "run called to undo another", "gate requested", "gate approved", "gate rejected", "gate expired", "gate canceled",
 		"decision that was taken", "decision refused: decided", "decision refused: forbidden", "decision refused: selfApproval",
 	}
 	rare = []string{

@@ -269,7 +269,7 @@ func (w *world) opWork(r *rng) {
 		w.report(a, *a.last, true, r)
 	case hasProgram(a.Agent.Name()) && r.n(4) > 0:
 		w.goOn(a, r)
-	case a.call != nil && r.n(4) > 0, a.call == nil && a.calls < 2 && hasEffects(a.Agent.Name()) && r.n(3) > 0:
+	case a.call != nil && r.n(4) > 0, a.call == nil && (a.calls < 2 || a.undoesMore()) && hasEffects(a.Agent.Name()) && r.n(3) > 0:
 		w.act(a, r)
 	default:
 		w.work(a, r)
@@ -328,6 +328,10 @@ func (w *world) work(a *attempt, r *rng) {
 	case 100:
 		rep.Type, rep.Class, rep.Message, rep.Ended = runtime.Failed, run.ClassCanceled, "told to stop", true
 	default:
+		if a.undoesMore() { // it is honest: it succeeds when all is undone
+			w.act(a, r)
+			return
+		}
 		rep.Type, rep.Output = runtime.Completed, []byte(fmt.Sprintf(`"%s"`, a.ID()))
 		if r.oneIn(2) {
 			rep.Usage = &run.Usage{OutputTokens: int64(r.n(50)), USD: 0.5}
