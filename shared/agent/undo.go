@@ -180,7 +180,7 @@ func (o *once[T]) replayed() error { return fmt.Errorf("effect %q: %w", o.name, 
 // compensate undoes the effects of a run; replay runs its handler.
 func (r *Run) compensate(ctx context.Context, replay func(context.Context) error) Result {
 	// 1. Find the hooks.
-	err, panicked := r.replay(ctx, replay)
+	panicked, err := r.replay(ctx, replay)
 	r.mu.Lock()
 	broken, parked := r.broken, r.parked
 	r.mu.Unlock()
@@ -221,7 +221,7 @@ func (r *Run) compensate(ctx context.Context, replay func(context.Context) error
 }
 
 // replay runs the handler as far as the run got. A handler that is cut short may panic over what it did not get.
-func (r *Run) replay(ctx context.Context, handler func(context.Context) error) (err error, result *Result) {
+func (r *Run) replay(ctx context.Context, handler func(context.Context) error) (result *Result, err error) {
 	if r.undo.over() {
 		return nil, nil
 	}
@@ -233,7 +233,7 @@ func (r *Run) replay(ctx context.Context, handler func(context.Context) error) (
 			result = &failed
 		}
 	}()
-	return handler(ctx), nil
+	return nil, handler(ctx)
 }
 
 // callHook undoes one effect, at most once.

@@ -170,7 +170,7 @@ func (s *cutStore) Commit(ctx context.Context, units []store.Unit) []error {
 
 // kill -9 between any two writes: whoever comes next goes on, and calls nobody twice.
 func TestAWorkflowGoesOnAfterAnEndAnywhere(t *testing.T) {
-	commits := 0
+	var commits int
 	for cut := 1; ; cut++ {
 		inner := memory.Open()
 		h := &house{t: t, store: inner, now: began}

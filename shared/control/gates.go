@@ -379,8 +379,7 @@ func (p *Plane) DecideGates(ctx context.Context, votes []GateVote) []GateOutcome
 				}
 			}
 		}
-		left = append(left, later...)
-		slices.Sort(left)
+		left = slices.Sorted(slices.Values(slices.Concat(left, later)))
 	}
 	return out
 }

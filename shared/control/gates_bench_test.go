@@ -1,7 +1,6 @@
 package control
 
 import (
-	"fmt"
 	"path/filepath"
 	goruntime "runtime"
 	"testing"
@@ -115,7 +114,7 @@ func BenchmarkParkedAtGates(b *testing.B) {
 		reports := make([]runtime.Report, len(resp.Leases))
 		for i, l := range resp.Leases {
 			if seen[l.Run] || l.N < 2 || len(l.Steps) != 1 { // a worker that is silent while all is decided loses what it was given
-				b.Fatal(fmt.Sprintf("run %s: attempt %d, %d steps, seen %t", l.Run, l.N, len(l.Steps), seen[l.Run]))
+				b.Fatalf("run %s: attempt %d, %d steps, seen %t", l.Run, l.N, len(l.Steps), seen[l.Run])
 			}
 			seen[l.Run] = true
 			reports[i] = runtime.Report{Type: runtime.Completed, Run: l.Run, N: l.N, Worker: "w"}

@@ -97,7 +97,7 @@ func (p *Plane) undoItem(ctx context.Context, rec *run.Record, it *undoItem) (do
 		if err != nil {
 			return false, err
 		}
-		why := ""
+		var why string
 		switch {
 		case f.spawned == 0:
 			err := p.spawn(ctx, rec, stage, 0, []call{it.call}, 0)

@@ -272,8 +272,8 @@ type Escalate struct {
 
 // Defaults of a workflow.
 const (
-	DefaultFlowRun     = Duration(7 * DefaultRun)
-	DefaultGateExpires = Duration(7 * DefaultRun)
+	DefaultFlowRun     = 7 * DefaultRun
+	DefaultGateExpires = 7 * DefaultRun
 )
 
 // SetDefaults fills every unset field that has a default.

@@ -242,7 +242,8 @@ func (c *checker) reads(f *function, more map[string]schema) {
 
 // reached is what is known of the value that a reference reads, and what rules it out.
 func (c *checker) reached(r Reference, more map[string]schema) (schema, string) {
-	at, from := schema{}, 1
+	var at schema
+	from := 1
 	name, _ := r.Path[0].(string)
 	switch known, ok := more[name]; {
 	case ok:
