@@ -1,13 +1,17 @@
 package examples
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"maps"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -17,6 +21,7 @@ import (
 	"github.com/errand-run/errand/shared/fleet"
 	"github.com/errand-run/errand/shared/invoice/journal"
 	"github.com/errand-run/errand/shared/patterns"
+	"github.com/errand-run/errand/shared/patterns/model"
 )
 
 // theFolders of patterns.
@@ -511,5 +516,43 @@ func customResults(t *testing.T, s *server, runs []*api.Run) {
 		if err != nil || len(all) != want {
 			t.Errorf("%s: %d entries, error %v; want %d", file, len(all), err, want)
 		}
+	}
+}
+
+// TestAModelBehindAnAddressIsAskedOnceForEachDraft has the writer ask over HTTP, as it would a model.
+func TestAModelBehindAnAddressIsAskedOnceForEachDraft(t *testing.T) {
+	t.Parallel()
+	script, err := model.BuiltIn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var asked atomic.Int64
+	answers := model.Handler(script)
+	there := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked.Add(1)
+		answers.ServeHTTP(w, r)
+	}))
+	defer there.Close()
+	const folder = "patterns/review-and-critique"
+	dir := stage(t, folder+"/fleet.yaml")
+	file := filepath.Join(dir, "fleet", "0.yaml")
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text = bytes.Replace(text, []byte(`MODEL_URL: ""`), fmt.Appendf(nil, "MODEL_URL: %q", there.URL), 1)
+	if err := os.WriteFile(file, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := serve(t, dir)
+	run := s.end(s.submit(readSamples(t, folder)[0].Submit).ID)
+	if out := outputOf[struct{ Draft string }](t, run); !strings.Contains(out.Draft, "29 EUR") || asked.Load() != 3 {
+		t.Errorf("draft %q after %d questions; want three", out.Draft, asked.Load())
+	}
+	if run.Cost.Tokens == 0 {
+		each(s.tree(run.ID), func(r *api.Run) { run.Cost.Tokens += r.Cost.Tokens })
+	}
+	if run.Cost.Tokens == 0 {
+		t.Error("no token was counted")
 	}
 }

@@ -185,6 +185,14 @@ func (s *server) crash() {
 		s.t.Fatal(err)
 	}
 	<-s.done
+	// A program that the server was just starting holds what the server held until it is a process of its own.
+	s.eventually("the port is free again", func() bool {
+		l, err := net.Listen("tcp", s.addr)
+		if err == nil {
+			err = l.Close()
+		}
+		return err == nil
+	})
 	s.boot()
 }
 
@@ -214,7 +222,7 @@ func (s *server) end(id string) *api.Run {
 // eventually polls what happens in other processes until it is so.
 func (s *server) eventually(what string, is func() bool) {
 	s.t.Helper()
-	for end := time.Now().Add(patience); !is(); time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(patience); !is(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
 			s.t.Fatalf("not within %s: %s", patience, what)
 		}

@@ -12,6 +12,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/errand-run/errand/shared/agent"
 	"github.com/errand-run/errand/shared/invoice"
@@ -29,6 +30,9 @@ const (
 	defaultLedger = ".errand/ledger.jsonl"
 	defaultOutbox = ".errand/outbox.jsonl"
 )
+
+// appendTime is more than appending a line takes. A successor of an attempt that was cut short in it waits so long.
+const appendTime = 5 * time.Second
 
 // Codes of what does not get better when it is tried again.
 const (
@@ -179,5 +183,6 @@ func appendOnce(ctx context.Context, r *agent.Run, effect string, f journal.File
 			return Receipt{key}, there, err
 		},
 		OnUnknown: agent.Reconcile,
+		Timeout:   appendTime,
 	})
 }

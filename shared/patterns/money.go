@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"time"
 
 	"github.com/errand-run/errand/shared/agent"
 	"github.com/errand-run/errand/shared/invoice/journal"
@@ -85,5 +86,6 @@ func record(ctx context.Context, r *agent.Run, effect, variable, otherwise strin
 			return key, there, err
 		},
 		OnUnknown: agent.Reconcile,
+		Timeout:   5 * time.Second, // more than appending a line takes: a successor waits so long for one that was cut short
 	})
 }

@@ -10,7 +10,9 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
+	"io"
 	"net/url"
+	"os"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -21,6 +23,8 @@ const (
 	EnvURL  = "MODEL_URL"  // base address, such as http://127.0.0.1:8090; without it the built-in script answers
 	EnvName = "MODEL_NAME" // which model to ask for; "script" when empty
 	EnvKey  = "MODEL_KEY"  // sent as bearer token when it is there
+	// EnvKeyFile names a file that holds the key, for where a variable would be read by too many.
+	EnvKeyFile = "MODEL_KEY_FILE"
 )
 
 // Bounds of a conversation and of its answer.
@@ -28,6 +32,7 @@ const (
 	MaxMessages = 64
 	MaxText     = 64 << 10 // bytes of one message, and of an answer
 	maxBody     = 1 << 20  // bytes of a request or of a response
+	maxKey      = 4 << 10
 )
 
 // Message is one turn of a conversation.
@@ -99,7 +104,27 @@ func FromEnvironment(getenv func(string) string) (Model, error) {
 	if name == "" {
 		name = "script"
 	}
-	return newClient(strings.TrimRight(address, "/"), name, getenv(EnvKey)), nil
+	key := getenv(EnvKey)
+	if file := getenv(EnvKeyFile); key == "" && file != "" {
+		if key, err = readKey(file); err != nil {
+			return nil, fmt.Errorf("%s=%s: %w", EnvKeyFile, file, err)
+		}
+	}
+	return newClient(strings.TrimRight(address, "/"), name, key), nil
+}
+
+func readKey(file string) (string, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxKey+1))
+	key := strings.TrimSpace(string(text))
+	if err == nil && (key == "" || len(text) > maxKey || strings.ContainsAny(key, "\r\n")) {
+		err = fmt.Errorf("want one line of at most %d bytes", maxKey)
+	}
+	return key, err
 }
 
 // BuiltIn is the script that the example fleets are shipped with.

@@ -8,6 +8,8 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -137,9 +139,26 @@ func TestTheKeyIsSentAndNeverTold(t *testing.T) {
 		http.Error(w, got, http.StatusForbidden)
 	}))
 	defer server.Close()
-	_, err := newClient(server.URL, "m", "s3cret").Answer(t.Context(), talk("a", "b"))
+	file := filepath.Join(t.TempDir(), "key")
+	if err := os.WriteFile(file, []byte("s3cret\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	env := map[string]string{EnvURL: server.URL, EnvKeyFile: file}
+	m, err := FromEnvironment(func(name string) string { return env[name] })
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = m.Answer(t.Context(), talk("a", "b"))
 	if got != "Bearer s3cret" || err == nil || strings.Contains(err.Error(), "s3cret") {
 		t.Errorf("sent %q, error %v", got, err)
+	}
+	for name, text := range map[string]string{"two lines": "s3cret\ns3cret", "nothing": "\n", "too much": strings.Repeat("s3cret", maxKey)} {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := FromEnvironment(func(name string) string { return env[name] }); err == nil || strings.Contains(err.Error(), "s3cret") {
+			t.Errorf("%s: error %v; want one that does not tell the key", name, err)
+		}
 	}
 }
 
