@@ -3,6 +3,7 @@ package patterns
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/errand-run/errand/shared/agent"
@@ -44,8 +45,10 @@ type deskReply struct {
 	Without []string          `json:"without,omitempty"` // specialists who had no answer
 }
 
+type specialist struct{ agent, knows string }
+
 // specialists are whom the desk may ask, and what they know.
-var specialists = []struct{ agent, knows string }{
+var specialists = []specialist{
 	{"desk-billing", "charges, invoices, refunds"},
 	{"desk-shipping", "where a parcel is, when it comes"},
 	{"desk-technical", "devices that do not work, firmware"},
@@ -113,12 +116,7 @@ func coordinate(ctx context.Context, r *agent.Run, in request) (deskReply, error
 }
 
 func isSpecialist(name string) bool {
-	for _, s := range specialists {
-		if s.agent == name {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(specialists, func(s specialist) bool { return s.agent == name })
 }
 
 func answerBilling(_ context.Context, _ *agent.Run, in question) (answered, error) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 
 	"github.com/errand-run/errand/shared/agent"
@@ -63,7 +64,7 @@ func chair(ctx context.Context, r *agent.Run, in inquiry) (agreement, error) {
 	}
 	talk := agreement{Offer: offer{in.WishDays, in.WishUnit}}
 	agreed := make(map[string]bool)
-	open := append([]string(nil), participants...)
+	open := slices.Clone(participants)
 	for len(open) > 0 {
 		if talk.Turns == maxTurns {
 			return talk, agent.Fail("NoConsensus", fmt.Errorf("after %d turns %s do not agree to %d days at %.2f", talk.Turns, strings.Join(open, " and "), talk.Offer.Days, talk.Offer.Unit))
@@ -74,7 +75,7 @@ func chair(ctx context.Context, r *agent.Run, in inquiry) (agreement, error) {
 		if err != nil {
 			return talk, err
 		}
-		if speaker = strings.TrimSpace(speaker); !contains(open, speaker) {
+		if speaker = strings.TrimSpace(speaker); !slices.Contains(open, speaker) {
 			speaker = open[0] // a chair that names nobody lets the next in line speak
 		}
 		// 2. Everybody hears everything.
@@ -120,15 +121,6 @@ func stillOpen(agreed map[string]bool, said []spoken) (open []string) {
 		}
 	}
 	return open
-}
-
-func contains(all []string, one string) bool {
-	for _, s := range all {
-		if s == one {
-			return true
-		}
-	}
-	return false
 }
 
 func speakForSales(_ context.Context, _ *agent.Run, in turn) (spoken, error) {

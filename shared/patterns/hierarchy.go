@@ -1,6 +1,7 @@
 package patterns
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -71,15 +72,7 @@ func leadStudy(ctx context.Context, r *agent.Run, in study) (studyResult, error)
 		out.Regions = append(out.Regions, result.Value)
 		out.Total += result.Value.Total
 	}
-	slices.SortStableFunc(out.Regions, func(a, b regionResult) int {
-		switch {
-		case a.Total > b.Total:
-			return -1
-		case a.Total < b.Total:
-			return 1
-		}
-		return 0
-	})
+	slices.SortStableFunc(out.Regions, func(a, b regionResult) int { return cmp.Compare(b.Total, a.Total) })
 	return out, nil
 }
 

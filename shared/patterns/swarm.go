@@ -104,8 +104,6 @@ func deal(me, topic string, in careCase) (note, peer string) {
 		switch {
 		case me == "care-billing" && !slices.Contains(in.Done, "device"):
 			return "", "care-technical"
-		case me == "care-technical" && !slices.Contains(in.Done, "device"):
-			return "", "care-billing"
 		case me == "care-technical":
 			return "", "care-billing"
 		}
