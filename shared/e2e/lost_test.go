@@ -236,9 +236,13 @@ func TestReportsOfAWorkerThatWasSilentAreRefused(t *testing.T) {
 	if got := s.ends(r.ID); got.State != "succeeded" || string(got.Output) != `"in time"` || got.Cost.USD != 0 {
 		t.Errorf("run %+v, want the successor's output, and no cost", got)
 	}
+	if _, err := s.Report(t.Context(), done); err != nil {
+		t.Errorf("the same end told again: error %v, want none: its first answer may have been lost", err)
+	}
+	done.Output = []byte(`"otherwise"`)
 	var problem *api.Problem
 	if _, err := s.Report(t.Context(), done); !errors.As(err, &problem) || problem.Status != 409 {
-		t.Errorf("a second end of the same attempt: error %v, want 409", err)
+		t.Errorf("another end of the same attempt: error %v, want 409", err)
 	}
 }
 
