@@ -332,6 +332,13 @@ func (w *world) opBegin(r *rng) {
 
 func (w *world) opRetry(r *rng) {
 	id, ok := w.anyRun(r)
+	if w.temper.calls && r.oneIn(2) { // best one that was undone
+		for _, other := range w.ledger.order {
+			if k := w.ledger.runs[other]; k != nil && k.rec.Agent == "undoes" && k.rec.Undoable && k.rec.State.Terminal() && k.rec.State != run.Succeeded {
+				id, ok = other, true
+			}
+		}
+	}
 	if !ok || len(w.ledger.order) >= maxRuns {
 		return
 	}

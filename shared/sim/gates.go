@@ -25,7 +25,7 @@ var people = []run.Person{
 // question makes what people are asked.
 func question(r *rng) run.GateAsk {
 	q := run.GateAsk{
-		Title: "may it?", Action: json.RawMessage(fmt.Sprintf(`{"a":%d}`, -1-r.n(3))), Quorum: 1 + r.n(2)*r.n(2),
+		Title: "may it?", Action: json.RawMessage(fmt.Sprintf(`{"a":%d}`, -1-r.n(3))), Quorum: 1 + r.n(2),
 		Approvers: pick(r, [][]string{nil, {"group:leads"}, {"user:ann", "user:bob"}, {"role:approver"}, {"group:ops"}}),
 		Expires:   time.Duration(15+r.n(600)) * time.Second, OnExpiry: pick(r, []run.OnExpiry{"", run.ExpiryReject, run.ExpiryApprove}),
 		NotRequester: r.oneIn(2),
@@ -248,6 +248,9 @@ func (w *world) decide(p *process, r *rng) {
 		v := control.GateVote{ID: g.ID, GateVote: run.GateVote{Person: pick(r, people), Decision: run.Approve}}
 		if r.oneIn(3) {
 			v.Decision = run.Reject
+		}
+		if len(votes) > 0 && r.oneIn(3) { // who has thought better of it
+			v.Person = votes[0].Person
 		}
 		switch r.n(6) {
 		case 0:
