@@ -599,7 +599,7 @@ func (p *Plane) parked(ctx context.Context, d *draft, rec *run.Record, r *runtim
 		if asked == "" {
 			return nil
 		}
-		if open, err := p.stillAsked(ctx, asked); err != nil || open {
+		if open, err := p.awaitWord(ctx, d, rec, asked); err != nil || open {
 			return err
 		}
 	}

@@ -102,10 +102,23 @@ func (p *Plane) settled(ctx context.Context, existing *run.Receipt, happened boo
 	return p.withUndone(ctx, next, append(payload, w))
 }
 
-// stillAsked reports whether nobody has said yet what became of the receipt's effect.
-func (p *Plane) stillAsked(ctx context.Context, id string) (bool, error) {
+// awaitWord reports whether nobody has said yet what became of the receipt's effect. The run that parks is then the one
+// that is told, by the same write: who undoes a run waits for receipts of which another run was told that they are unknown.
+func (p *Plane) awaitWord(ctx context.Context, d *draft, rec *run.Record, id string) (bool, error) {
 	r, err := p.receipt(ctx, id)
-	return err == nil && r != nil && (r.State == run.ReceiptUnknown || r.State == run.ReceiptIntent), err
+	if err != nil || r == nil || r.State != run.ReceiptUnknown && r.State != run.ReceiptIntent {
+		return false, err
+	}
+	next := r.Awaited(rec)
+	if next == nil {
+		return true, nil
+	}
+	w, err := receiptWrite(r, next)
+	if err != nil {
+		return false, err
+	}
+	d.writes = append(d.writes, w)
+	return true, nil
 }
 
 // errNobody: no run waits, or will, for the word on a receipt.

@@ -438,6 +438,52 @@ func TestARunThatAsksGoesOnWhenAPersonSays(t *testing.T) {
 			}
 		})
 	}
+	for name, x := range map[string]struct {
+		told, happened, restart bool
+		want                    run.ReceiptState
+	}{
+		"whoever undoes it, and it happened":                     {false, true, false, run.ReceiptCompensated},
+		"whoever undoes it, and it did not":                      {false, false, false, run.ReceiptAbandoned},
+		"whoever undoes it, over a restart":                      {false, true, true, run.ReceiptCompensated},
+		"whoever undoes it, where the run had been told as well": {true, true, false, run.ReceiptCompensated},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHouse(t, payer(asks))
+			r, n := h.started("payer"), 1
+			h.begin(EffectBegin{Run: r.ID, N: 1, Effect: "charge", Compensable: true, Timeout: 5 * time.Second})
+			if x.told {
+				h.pass(200 * time.Millisecond)
+				h.report(runtime.Report{Type: runtime.Failed, Run: r.ID, N: n, Class: run.ClassTimeout})
+				h.pass(time.Minute)
+				h.lease("w1", 1, "payer")
+				n++
+				h.begin(EffectBegin{Run: r.ID, N: n, Effect: "charge", OnUnknown: "fail", Nonce: "second"})
+			}
+			h.report(runtime.Report{Type: runtime.Failed, Run: r.ID, N: n, Final: true, Message: "no answer"})
+			h.pass(time.Minute)
+			leases := h.lease("w1", 1, "payer")
+			if len(leases) != 1 || leases[0].Mode != runtime.ModeCompensate || len(leases[0].Receipts) != 1 {
+				t.Fatalf("leases %+v", leases)
+			}
+			a, receipt := leases[0], leases[0].Receipts[0].ID
+			h.report(runtime.Report{Type: runtime.Parked, Run: a.Run, N: a.N, Worker: "w1",
+				Park: &run.Park{On: run.OnInput, Step: "receipt:" + receipt + "#1", Name: "receipt:" + receipt}})
+			wantState(t, h.get(a.Run), run.Waiting, "")
+			if x.restart {
+				h.open()
+			}
+			resolve(h, receipt, x.happened)
+			if _, err := h.p.Beat(t.Context(), WorkerBeat{Worker: "w1", Agents: []string{"payer"}, Slots: 10}); err != nil {
+				t.Fatal(err)
+			}
+			h.undoes("w1", "payer", nil)
+			h.settle()
+			wantState(t, h.get(r.ID), run.Failed, run.NonRetryable)
+			if got := h.receiptStates(r.ID)["charge"]; got != x.want {
+				t.Errorf("the receipt is %s, want %s", got, x.want)
+			}
+		})
+	}
 	t.Run("a word for a run that is over is kept for its retry", func(t *testing.T) {
 		h := newHouse(t, payer(asks))
 		r, receipt := unknown(h)

@@ -69,7 +69,7 @@ type Receipt struct {
 	DoneAt     Instant `json:"d,omitempty"`
 	Result     Payload `json:"res"`
 	ResolvedBy string  `json:"by,omitempty"` // who settled an unknown outcome: a person's name, or ByReconcile
-	// Waiter is the run that was told "unknown" last: it may wait for a person's word.
+	// Waiter is the run that was told "unknown" last, or parked last to wait for a person's word.
 	Waiter string `json:"w,omitempty"`
 
 	// Compensable: whoever performs it knows how to undo it.
@@ -274,6 +274,17 @@ func BeginReceipt(existing *Receipt, q BeginRequest) (next *Receipt, answer Begi
 		next.Askers = next.Askers[n-MaxAskers:]
 	}
 	return next, answer
+}
+
+// Awaited is the receipt with by as the run that a person's word is told to; nil where it is already, or where by works on
+// another unit.
+func (r *Receipt) Awaited(by *Record) *Receipt {
+	if r.Waiter == by.ID || r.Tenant != by.Tenant || r.Unit != by.WorkUnit() {
+		return nil
+	}
+	next := r.change(r.State)
+	next.Waiter = by.ID
+	return next
 }
 
 // intend gives the receipt to the call of q, unless that call has no time left.
