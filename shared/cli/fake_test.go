@@ -310,7 +310,7 @@ func (f *fakeServer) listRuns(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
 	for i := len(f.runs) - 1; i >= 0; i-- {
 		run := *f.runs[i]
-		if (q.Get("agent") != "" && q.Get("agent") != run.Agent) || (q.Get("state") != "" && !strings.Contains(q.Get("state"), run.State)) ||
+		if (q.Get("agent") != "" && q.Get("agent") != run.Agent) || (q.Get("workflow") != "" && q.Get("workflow") != run.Workflow) || (q.Get("state") != "" && !strings.Contains(q.Get("state"), run.State)) ||
 			(q.Get("label") != "" && labels(run.Labels) != q.Get("label")) {
 			continue
 		}

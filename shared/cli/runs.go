@@ -24,15 +24,16 @@ var states = []string{
 
 // filterFlags select runs.
 type filterFlags struct {
-	agent, parent string
-	states        []string
-	labels        []string
-	since, until  string
+	agent, workflow, parent string
+	states                  []string
+	labels                  []string
+	since, until            string
 }
 
 func (f *filterFlags) add(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.StringVar(&f.agent, "agent", "", "runs of this agent")
+	flags.StringVar(&f.workflow, "workflow", "", "runs of this workflow")
 	flags.StringSliceVar(&f.states, "state", nil, "runs in one of these states, separated by commas")
 	flags.StringVar(&f.parent, "parent", "", "children of this run")
 	flags.StringArrayVarP(&f.labels, "label", "l", nil, "runs with this label, KEY=VALUE; may be repeated")
@@ -45,11 +46,11 @@ func (f *filterFlags) add(cmd *cobra.Command) {
 
 // given reports whether any flag narrows the selection.
 func (f *filterFlags) given() bool {
-	return f.agent != "" || f.parent != "" || len(f.states)+len(f.labels) > 0 || f.since != "" || f.until != ""
+	return f.agent != "" || f.workflow != "" || f.parent != "" || len(f.states)+len(f.labels) > 0 || f.since != "" || f.until != ""
 }
 
 func (a *app) filter(f *filterFlags) (api.RunFilter, error) {
-	out := api.RunFilter{Agent: f.agent, Parent: f.parent, State: f.states, Tenant: a.tenantName()}
+	out := api.RunFilter{Agent: f.agent, Workflow: f.workflow, Parent: f.parent, State: f.states, Tenant: a.tenantName()}
 	for _, s := range f.states {
 		if !slices.Contains(states, s) {
 			return out, usagef("--state %q: want %s", render.Clean(s), strings.Join(states, ", "))
