@@ -3,13 +3,17 @@ package control
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/errand-run/errand/shared/fleet"
 	"github.com/errand-run/errand/shared/run"
 	"github.com/errand-run/errand/shared/runtime"
 	"github.com/errand-run/errand/shared/store"
@@ -279,4 +283,74 @@ func fanOut(b *testing.B, p *Plane, n int) {
 		b.Fatalf("joined %d of %d: %v", x.Succeeded, n, err)
 	}
 	p.Report(b.Context(), []runtime.Report{{Type: runtime.Completed, Run: parent, N: held.N, Output: json.RawMessage(`1`)}})
+}
+
+// BenchmarkFanOut is a workflow that calls an agent for each of b.N items, of which 5 in 100 fail and 10 in 100 may, and
+// merges what came of them: with -benchtime 10000x the largest that there may be.
+func BenchmarkFanOut(b *testing.B) {
+	path := filepath.Join(b.TempDir(), "bench.db")
+	st, err := sqlite.Open(b.Context(), path, sqlite.Options{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	p, err := New(Config{Store: st})
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := p.Start(b.Context()); err != nil {
+		b.Fatal(err)
+	}
+	each := flowNamed("w", fleet.Stage{Name: "a", Parallel: &fleet.Parallel{ForEach: "input", Agent: "plus", Tolerate: 0.1}})
+	if _, err := p.Apply(b.Context(), fleetOf(agentNamed("plus"), each), ApplyOptions{}); err != nil {
+		b.Fatal(err)
+	}
+	items := make([]int, b.N)
+	for i := range items {
+		items[i] = i
+	}
+	input, _ := json.Marshal(items)
+	before := st.Stats()
+	b.ResetTimer()
+	out := p.Submit(b.Context(), []Submission{{Workflow: "w", Input: input}})
+	if out[0].Err != nil {
+		b.Fatal(out[0].Err)
+	}
+	for done := 0; done < b.N; {
+		resp, err := p.Lease(b.Context(), LeaseRequest{Worker: "w", Agents: []string{"plus"}, Max: 64, Slots: 64, Wait: 100 * time.Millisecond})
+		if err != nil {
+			b.Fatal(err)
+		}
+		reports := make([]runtime.Report, len(resp.Leases))
+		for i, l := range resp.Leases {
+			reports[i] = runtime.Report{Type: runtime.Completed, Run: l.Run, N: l.N, Worker: "w", Output: l.Input}
+			if n, _ := strconv.Atoi(string(l.Input)); n%20 == 7 {
+				reports[i] = runtime.Report{Type: runtime.Failed, Run: l.Run, N: l.N, Worker: "w", Final: true, Message: "no"}
+			}
+		}
+		for _, res := range p.Report(b.Context(), reports) {
+			if res.Err != nil {
+				b.Fatal(res.Err)
+			}
+		}
+		done += len(reports)
+	}
+	// It ends once the last of them has.
+	for r := out[0].Run; !r.State.Terminal(); {
+		if r, err = p.Await(b.Context(), r.ID, time.Second); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.StopTimer()
+	after := st.Stats()
+	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "children/s")
+	b.ReportMetric(float64(after.Units-before.Units)/float64(b.N), "units/child")
+	b.ReportMetric(float64(after.Flushes-before.Flushes)/float64(b.N), "flushes/child")
+	if err := errors.Join(p.Close(b.Context()), st.Close()); err != nil { // what was logged is in the file then
+		b.Fatal(err)
+	}
+	file, err := os.Stat(path)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.ReportMetric(float64(file.Size())/float64(b.N), "diskB/child")
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -502,17 +503,55 @@ func TestApplyRefusesWorkflowsThatCannotGo(t *testing.T) {
 	}
 }
 
-func TestAWorkflowOfManyThousandChildren(t *testing.T) {
-	h := newHouse(t, agentNamed("plus"), flowNamed("w", fleet.Stage{Name: "a", Parallel: &fleet.Parallel{ForEach: "input", Agent: "plus", Tolerate: 0.5}}))
-	items := make([]int, 3000)
-	input, _ := json.Marshal(items)
+func TestAFanOutOfTenThousandItemsBearsTheShareThatMayFail(t *testing.T) {
+	const items = 10_000
+	h := newHouse(t, agentNamed("plus"), flowNamed("w", fleet.Stage{Name: "a", Parallel: &fleet.Parallel{ForEach: "input", Agent: "plus", Tolerate: 0.1}}))
+	in, want := make([]int, items), make([]any, items)
+	for i := range in {
+		in[i], want[i] = i, i+1
+		if i%20 == 7 {
+			want[i] = nil // 5 in 100 fail
+		}
+	}
+	input, _ := json.Marshal(in)
 	r := h.submit(Submission{Workflow: "w", Input: input})
 	reads := &countingStore{Store: h.store}
 	h.p.store = reads
-	h.labor(crew{"plus": plus})
-	want, _ := json.Marshal(slices.Repeat([]int{1}, 3000))
-	if got := h.outputOf(r.ID); got != string(want) {
+	called, idle := make(map[string]int), 0
+	for idle < 2 {
+		resp, err := h.p.Lease(t.Context(), LeaseRequest{Worker: "crew", Agents: []string{"plus"}, Max: 500, Slots: 500})
+		if err != nil {
+			t.Fatal(err)
+		}
+		idle++
+		reports := make([]runtime.Report, len(resp.Leases))
+		for i, a := range resp.Leases {
+			idle = 0
+			called[string(a.Input)]++
+			n, _ := strconv.Atoi(string(a.Input))
+			reports[i] = runtime.Report{Type: runtime.Completed, Run: a.Run, N: a.N, Worker: "crew", Output: json.RawMessage(strconv.Itoa(n + 1))}
+			if want[n] == nil {
+				reports[i] = runtime.Report{Type: runtime.Failed, Run: a.Run, N: a.N, Worker: "crew", Final: true, Message: "no"}
+			}
+		}
+		for _, res := range h.p.Report(t.Context(), reports) {
+			if res.Err != nil {
+				t.Fatal(res.Err)
+			}
+		}
+		h.settle()
+	}
+	output, _ := json.Marshal(want)
+	if got := h.outputOf(r.ID); got != string(output) {
 		t.Fatalf("it gives %.200s", got)
+	}
+	for item, n := range called {
+		if n != 1 {
+			t.Errorf("item %s was called %d times", item, n)
+		}
+	}
+	if len(called) != items {
+		t.Errorf("%d of %d items were called", len(called), items)
 	}
 	if reads.owned > 10 {
 		t.Errorf("its outcomes were read %d times", reads.owned)
