@@ -97,9 +97,14 @@ func (p *Plane) undoItem(ctx context.Context, rec *run.Record, it *undoItem) (do
 		if err != nil {
 			return false, err
 		}
-		var why string
+		step, why := fmt.Sprintf("%s%d", stage, round), ""
 		switch {
 		case f.spawned == 0:
+			if round > 1 {
+				if err := p.undoAgain(ctx, rec, step); err != nil {
+					return false, err
+				}
+			}
 			err := p.spawn(ctx, rec, stage, 0, []call{it.call}, 0)
 			var refusal *Refusal
 			if !errors.As(err, &refusal) {
@@ -121,7 +126,7 @@ func (p *Plane) undoItem(ctx context.Context, rec *run.Record, it *undoItem) (do
 			why = fmt.Sprintf("run %s, which was to undo it, is %s (%s): %s", list[0].Run, list[0].State, list[0].Reason, list[0].Message)
 		}
 		// 2. It could not be undone: a person decides whether it is tried again.
-		again, err := p.undoFailed(ctx, rec, it, fmt.Sprintf("%s%d", stage, round), why)
+		again, err := p.undoFailed(ctx, rec, it, step, why)
 		if err != nil || !again {
 			return false, err
 		}
@@ -340,7 +345,7 @@ func (p *Plane) undoFailed(ctx context.Context, rec *run.Record, it *undoItem, s
 		if said.Decision != "approved" {
 			return false, p.giveUpUndo(ctx, rec, fmt.Sprintf("%s failed, and was given up (%s): %s", it.what(), said.Decision, why))
 		}
-		return true, p.undoAgain(ctx, rec, it)
+		return true, nil
 	}
 	// 2. Ask them, once.
 	return false, p.change(ctx, edit{id: rec.ID, decide: func(ctx context.Context, r *run.Record, now run.Instant) (draft, error) {
@@ -371,10 +376,17 @@ func asksToUndo(rec *run.Record) bool {
 	return rec.State == run.Compensating && rec.Reason == run.CompensationFailed
 }
 
-// undoAgain takes a run that could not be undone back to its undoing.
-func (p *Plane) undoAgain(ctx context.Context, rec *run.Record, it *undoItem) error {
+// undoAgain takes a run that could not be undone back to its undoing, for the round that step is the question of. Where
+// people are asked about that round already, it stands as it is.
+func (p *Plane) undoAgain(ctx context.Context, rec *run.Record, step string) error {
 	if rec.Reason != run.CompensationFailed {
 		return nil
+	}
+	switch _, err := p.gate(ctx, run.GateID(rec.ID, step)); {
+	case err == nil:
+		return nil
+	case !isNotFound(err):
+		return err
 	}
 	// The reason of its end is that of the first event.
 	history, _, err := p.history(ctx, rec.ID)

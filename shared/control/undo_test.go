@@ -552,6 +552,57 @@ func TestWhatCannotBeUndoneAtAllIsAskedOfPeople(t *testing.T) {
 	}
 }
 
+func TestWhatCannotBeUndoneIsAskedOncePerRound(t *testing.T) {
+	for name, restart := range map[string]bool{"under one leader": false, "with a restart after each answer": true} {
+		t.Run(name, func(t *testing.T) {
+			h := newHouse(t, payer(func(a *fleet.Agent) { a.Retry.MaxAttempts = 1 }))
+			r := h.started("payer")
+			h.does(r.ID, 1, "charge")
+			h.report(runtime.Report{Type: runtime.Failed, Run: r.ID, N: 1, Final: true, Message: "broken"})
+			const rounds = 3
+			for round := range rounds {
+				h.undoes("w1", "payer", func(string) bool { return true })
+				before := h.get(r.ID)
+				wantState(t, before, run.Compensating, run.CompensationFailed)
+				h.pass(time.Hour)
+				if restart {
+					h.open()
+				}
+				for range 20 {
+					h.p.mu.Lock()
+					h.p.ix.kin.lookAt(r.ID)
+					h.p.mu.Unlock()
+					h.settle()
+				}
+				if after := h.get(r.ID); after.Seq != before.Seq {
+					t.Fatalf("round %d: while people are asked %d events were written", round, after.Seq-before.Seq)
+				}
+				gates, _, err := h.p.Gates(t.Context(), GateFilter{State: run.GateOpen}, 10, "")
+				if err != nil || len(gates) != 1 {
+					t.Fatalf("round %d: gates %+v, %v", round, gates, err)
+				}
+				out := h.p.DecideGates(t.Context(), []GateVote{{ID: gates[0].ID, GateVote: run.GateVote{
+					Person: run.Person{Name: "ann", Roles: []string{"operator"}}, Decision: run.Approve, ActionHash: gates[0].ActionHash,
+				}}})
+				if out[0].Err != nil {
+					t.Fatal(out[0].Err)
+				}
+				h.settle()
+				if restart {
+					h.open()
+					if _, err := h.p.Beat(t.Context(), WorkerBeat{Worker: "w1", Agents: []string{"payer"}, Slots: 10}); err != nil {
+						t.Fatal(err)
+					}
+				}
+				wantState(t, h.get(r.ID), run.Compensating, run.NonRetryable)
+			}
+			h.undoes("w1", "payer", nil)
+			h.settle()
+			wantState(t, h.get(r.ID), run.Failed, run.NonRetryable)
+		})
+	}
+}
+
 // The middle of a fan-out, canceled: two children have ended, one is at work, one has not begun.
 func TestACancelDoesWhatItsPreviewSays(t *testing.T) {
 	h := newHouse(t, caller("boss", "payer"), payer(func(a *fleet.Agent) { a.Concurrency.Max = 1 }))
