@@ -369,17 +369,17 @@ func (p *Plane) DecideGates(ctx context.Context, votes []GateVote) []GateOutcome
 			now = append(now, i)
 		}
 		p.decideSome(ctx, votes, now, out)
-		left = nil
 		for _, i := range now {
 			if errors.Is(out[i].Err, errGateMoved) {
 				if tries[i]++; tries[i] < gateVoteTries {
-					left = append(left, i)
+					later = append(later, i)
 				} else {
 					out[i].Err = refuse(CodeConflict, "gate %s is contended; try again", votes[i].ID)
 				}
 			}
 		}
-		left = slices.Sorted(slices.Values(slices.Concat(left, later)))
+		slices.Sort(later)
+		left = later
 	}
 	return out
 }

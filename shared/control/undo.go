@@ -97,7 +97,8 @@ func (p *Plane) undoItem(ctx context.Context, rec *run.Record, it *undoItem) (do
 		if err != nil {
 			return false, err
 		}
-		step, why := fmt.Sprintf("%s%d", stage, round), ""
+		step := fmt.Sprintf("%s%d", stage, round)
+		var why string
 		switch {
 		case f.spawned == 0:
 			if round > 1 {
