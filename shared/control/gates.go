@@ -616,6 +616,30 @@ func (p *Plane) gateDue(ctx context.Context, d *draft, rec *run.Record, now run.
 	return p.gatePassed(ctx, d, rec, g, next, did, now)
 }
 
+// closeGates makes the writes that close what a run still asks of people.
+func (p *Plane) closeGates(ctx context.Context, id string, now run.Instant) (writes []store.Write, err error) {
+	docs, err := p.store.Owned(ctx, store.KindGate, id, "", store.MaxPage)
+	if err != nil {
+		return nil, fmt.Errorf("read the gates of run %s: %w", id, err)
+	}
+	for _, doc := range docs {
+		g, err := run.DecodeGate(doc.Body)
+		if err != nil {
+			return nil, err
+		}
+		next := g.Cancel(now)
+		if next == nil {
+			continue
+		}
+		w, err := gateWrite(g, next)
+		if err != nil {
+			return nil, err
+		}
+		writes = append(writes, w)
+	}
+	return writes, nil
+}
+
 // leftGate closes the gate of a run that waits for it no more although nobody decided: it was canceled, say.
 func (p *Plane) leftGate(ctx context.Context, before *run.Record, pd *pending, now run.Instant) error {
 	if before.Park == nil || before.Park.On != run.OnGate || waitsAt(pd.rec, before.Park.Name) ||

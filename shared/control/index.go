@@ -343,6 +343,8 @@ func (ix *index) wakeOf(r *run.Record) run.Instant {
 	switch {
 	case r.State == run.Queued, r.State == run.Waiting, r.State == run.Compensating, r.Kind != run.KindAgent && !r.State.Terminal():
 		return run.Earliest(r.Due, r.Deadline)
+	case r.State == run.Suspended: // its Due is when its last attempt is dead for certain: nothing is due then
+		return r.Deadline
 	case r.State == run.Running && r.Stop == nil:
 		if t := ix.runs[r.ID]; t != nil && t.live != nil && t.live.silence > 0 {
 			return run.Earliest(r.Due, r.Deadline, max(t.live.beat, r.UpdatedAt).Add(t.live.silence))

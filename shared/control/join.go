@@ -56,6 +56,9 @@ func (p *Plane) stepFamilies(ctx context.Context, now run.Instant) (more bool) {
 				p.lookLater(ctx, id, errs[i], now)
 				continue
 			}
+			if r := p.records.get(id); r != nil && r.Seq > records[i].Seq { // the look at its parent has ended it, say
+				records[i] = r
+			}
 			e, size, err := p.lookAtFamily(ctx, records[i])
 			if err != nil {
 				p.lookLater(ctx, id, err, now)

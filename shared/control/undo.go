@@ -48,16 +48,41 @@ func (p *Plane) undo(ctx context.Context, rec *run.Record) error {
 		}
 	}
 	// 3. The end that it was to have.
-	return p.change(ctx, edit{id: rec.ID, decide: func(_ context.Context, r *run.Record, now run.Instant) (draft, error) {
+	return p.change(ctx, edit{id: rec.ID, decide: func(ctx context.Context, r *run.Record, now run.Instant) (draft, error) {
+		var d draft
 		if r.State != run.Compensating {
-			return draft{}, nil
+			return d, nil
 		}
 		e := run.Event{Type: run.EvFailed, At: now, Reason: r.Reason, Message: r.Message}
-		if r.Reason == run.CanceledByRequest || r.Reason == run.ParentEnded {
+		if asksToUndo(r) { // a person has said meanwhile that there is nothing left to undo
+			first, err := p.firstUndoing(ctx, r.ID)
+			if err != nil {
+				return d, err
+			}
+			e.Reason, e.Message = first.Reason, first.Message
+			if d.writes, err = p.closeGates(ctx, r.ID, now); err != nil {
+				return d, err
+			}
+		}
+		if e.Reason == run.CanceledByRequest || e.Reason == run.ParentEnded {
 			e.Type = run.EvCanceled
 		}
-		return draft{events: []run.Event{p.ended(r, e)}}, nil
+		d.events = append(d.events, p.ended(r, e))
+		return d, nil
 	}}).err
+}
+
+// firstUndoing is the event with which the undoing of a run began, which says why.
+func (p *Plane) firstUndoing(ctx context.Context, id string) (run.Event, error) {
+	history, _, err := p.history(ctx, id)
+	if err != nil {
+		return run.Event{}, err
+	}
+	first := slices.IndexFunc(history, func(e run.Event) bool { return e.Type == run.EvCompensating })
+	if first < 0 {
+		return run.Event{}, fmt.Errorf("the history of run %s does not say why it is undone: %w", id, run.ErrCorrupt)
+	}
+	return history[first], nil
 }
 
 // undoingOf is what is to be undone of a run, as it was planned when that began under this leader.
@@ -389,20 +414,15 @@ func (p *Plane) undoAgain(ctx context.Context, rec *run.Record, step string) err
 	case !isNotFound(err):
 		return err
 	}
-	// The reason of its end is that of the first event.
-	history, _, err := p.history(ctx, rec.ID)
+	first, err := p.firstUndoing(ctx, rec.ID)
 	if err != nil {
 		return err
-	}
-	first := slices.IndexFunc(history, func(e run.Event) bool { return e.Type == run.EvCompensating })
-	if first < 0 {
-		return fmt.Errorf("the history of run %s does not say why it is undone: %w", rec.ID, run.ErrCorrupt)
 	}
 	o := p.change(ctx, edit{id: rec.ID, decide: func(_ context.Context, r *run.Record, now run.Instant) (draft, error) {
 		if !asksToUndo(r) {
 			return draft{}, nil
 		}
-		return draft{events: []run.Event{{Type: run.EvCompensating, At: now, Reason: history[first].Reason, Message: history[first].Message}}}, nil
+		return draft{events: []run.Event{{Type: run.EvCompensating, At: now, Reason: first.Reason, Message: first.Message}}}, nil
 	}})
 	if o.err == nil {
 		*rec = *o.rec.Clone() // what follows is decided over it

@@ -285,6 +285,9 @@ func (r *Record) WakeAt() Instant {
 	case Succeeded, Failed, Canceled:
 		return r.Due
 	case Suspended:
+		if r.Parent != "" {
+			return r.UpdatedAt
+		}
 		return r.Deadline
 	case Canceling:
 		return r.Due // it ends anyway: a deadline that passes meanwhile must not stand before it

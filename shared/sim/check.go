@@ -296,6 +296,9 @@ func dueOf(r *run.Record) run.Instant {
 	case r.State == run.Queued, r.State == run.Waiting, r.Kind != run.KindAgent && !r.State.Terminal():
 		return run.Earliest(r.Due, r.Deadline)
 	}
+	if r.State == run.Suspended {
+		return r.Deadline
+	}
 	return r.WakeAt()
 }
 
