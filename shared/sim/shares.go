@@ -171,7 +171,7 @@ func (l *ledger) pairUp() {
 	s := l.shares
 	waits := map[string]bool{}
 	for _, k := range l.runs {
-		if k.rec != nil && k.rec.State == run.Queued {
+		if k.rec != nil && k.rec.State == run.Queued && k.rec.Kind == run.KindAgent { // a workflow waits for no slot
 			waits[k.rec.Tenant] = true
 		}
 	}
