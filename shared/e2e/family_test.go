@@ -106,8 +106,8 @@ func TestNestedRunsSurviveTheServer(t *testing.T) {
 	retry: {maxAttempts: 4, backoff: {initial: 10ms, max: 10ms}}
 	permissions: {call: [grower]}`
 	for name, c := range map[string]struct{ program, protocol string }{
-		"by the SDK, in a worker":    {"grower", "worker"},
-		"by the SDK, in a program":   {"grower", "stdio"},
+		"by the SDK in a worker":     {"grower", "worker"},
+		"by the SDK in a program":    {"grower", "stdio"},
 		"by a program of any origin": {"sprout", "stdio"},
 	} {
 		t.Run(name, func(t *testing.T) {

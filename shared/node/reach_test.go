@@ -6,6 +6,8 @@ import (
 	"errors"
 	"log/slog"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,22 +15,41 @@ import (
 
 // line is a bus that answers or not.
 type line struct {
-	cut   bool
-	asked int
+	cut   atomic.Bool
+	asked atomic.Int64
 }
 
 func (l *line) Reach(context.Context) error {
-	l.asked++
-	if l.cut {
+	l.asked.Add(1)
+	if l.cut.Load() {
 		return errors.New("connection refused")
 	}
 	return nil
 }
 
+// text is a log that is read while it is written.
+type text struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (x *text) Write(p []byte) (int, error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.b.Write(p)
+}
+
+func (x *text) String() string {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.b.String()
+}
+
 func TestABusOutOfReachIsToldAtTheStartAndOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var log bytes.Buffer
-		l := &line{cut: true}
+		var log text
+		l := new(line)
+		l.cut.Store(true)
 		r := &reach{bus: l, log: slog.New(slog.NewTextHandler(&log, nil))}
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
@@ -38,18 +59,20 @@ func TestABusOutOfReachIsToldAtTheStartAndOnce(t *testing.T) {
 			t.Errorf("out %v at the start, with the log %q", r.out(), text)
 		}
 		time.Sleep(time.Minute)
-		if n := strings.Count(log.String(), "out of reach"); n != 1 || l.asked < 10 {
-			t.Errorf("told %d times, asked %d times in a minute", n, l.asked)
+		synctest.Wait()
+		if n := strings.Count(log.String(), "out of reach"); n != 1 || l.asked.Load() < 10 {
+			t.Errorf("told %d times, asked %d times in a minute", n, l.asked.Load())
 		}
-		l.cut = false
+		l.cut.Store(false)
 		time.Sleep(reachAgain)
 		synctest.Wait()
 		if r.out() || strings.Count(log.String(), "within reach again") != 1 {
 			t.Errorf("out %v once it is back, with the log %q", r.out(), log.String())
 		}
-		asked := l.asked
+		asked := l.asked.Load()
 		time.Sleep(time.Minute)
-		if n := l.asked - asked; n > 2 {
+		synctest.Wait()
+		if n := l.asked.Load() - asked; n > 2 {
 			t.Errorf("asked %d times in a quiet minute", n)
 		}
 		cancel()
