@@ -356,7 +356,8 @@ func planConfiguresTheControlPlane(t *testing.T, p *plan) {
 	for name, want := range map[string]string{
 		"errand-agent-ledger":  "worker[ledger] []",
 		"errand-fn-intake":     "submitter[] []",
-		"errand-fn-deadletter": "worker[] []",
+		"errand-fn-deadletter": "edge[] []",
+		"errand-fn-tick":       "edge[] []",
 		"errand-build":         "submitter[] [default]",
 		"errand-fn-notify":     "",
 	} {
