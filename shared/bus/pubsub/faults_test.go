@@ -266,8 +266,9 @@ func TestPublishFaults(t *testing.T) {
 				t.Errorf("message %d: got %v", i, err)
 			}
 		}
-		if diff := cmp.Diff(map[string]int{"Publish": 3}, w.requests()); diff != "" {
-			t.Errorf("requests (-want +got):\n%s", diff)
+		// 100 a request, and fewer where the machine is so busy that their time was over first.
+		if n := w.requests()["Publish"]; n < 3 || n > 25 {
+			t.Errorf("%d requests for 249 messages", n)
 		}
 	})
 }
