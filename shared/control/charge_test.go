@@ -82,8 +82,8 @@ func TestATenantKeepsItsTurnWhenItsOnlyQueuedRunIsChanged(t *testing.T) {
 		h.submit(Submission{Agent: "long", Tenant: "ahead"})
 	}
 	first, next := h.submit(Submission{Agent: "long", Tenant: "behind"}), h.submit(Submission{Agent: "long", Tenant: "behind"})
-	for _, a := range lease() { // their slots go to ahead, behind, and ahead
-		h.report(runtime.Report{Type: runtime.Completed, Run: a.Run, N: a.N, Worker: "w1"})
+	for _, a := range lease() { // their slots go to ahead, behind, and ahead; nobody learns how long one takes that failed
+		h.report(runtime.Report{Type: runtime.Failed, Run: a.Run, N: a.N, Worker: "w1", Final: true})
 	}
 	if h.get(first.ID).State == run.Queued { // they came at the same moment
 		next = first
@@ -98,5 +98,43 @@ func TestATenantKeepsItsTurnWhenItsOnlyQueuedRunIsChanged(t *testing.T) {
 	h.settle()
 	if after := h.charged("ahead") - h.charged("behind"); after != before {
 		t.Errorf("the tenants were %d ms apart, and are %d", before, after)
+	}
+}
+
+// What a run is expected to take counts when it is placed: a backlog is not priced by what nobody knew when it came.
+func TestAQueuedRunIsChargedByWhatIsKnownWhenItIsPlaced(t *testing.T) {
+	h := newHouse(t, agentNamed("long", func(a *fleet.Agent) { a.Lifetime.Expected, a.Concurrency.Max = fleet.Duration(time.Minute), 1 }))
+	first := h.submit(Submission{Agent: "long", Tenant: "acme"})
+	h.submit(Submission{Agent: "long", Tenant: "other"})
+	held := h.lease("w1", 1, "long")
+	if len(held) != 1 || held[0].Run != first.ID {
+		t.Fatalf("the lease holds %v, want the first run", held)
+	}
+	h.pass(4 * time.Second)
+	h.report(runtime.Report{Type: runtime.Completed, Run: first.ID, N: 1, Worker: "w1"})
+	if h.lease("w1", 1, "long"); h.charged("other")-h.charged("acme") != 0 {
+		t.Errorf("other is charged %d ms and acme %d, of which each takes 4000", h.charged("other"), h.charged("acme"))
+	}
+}
+
+// A worker that did not hear that its run has ended goes on naming it.
+func TestARunThatEndedBeforeIsNotCountedWhenAWorkerNamesIt(t *testing.T) {
+	h := newHouse(t, agentNamed("quick"))
+	r := h.submit(Submission{Agent: "quick"})
+	for _, a := range h.lease("w1", 1, "quick") {
+		h.report(runtime.Report{Type: runtime.Completed, Run: a.Run, N: a.N, Worker: "w1"})
+	}
+	if n := h.p.Stats(time.Hour, "", "").Total.Succeeded; n != 1 {
+		t.Fatalf("%d succeeded, want 1", n)
+	}
+	h.p.records.clear() // it ended long ago
+	for range 2 {
+		if _, err := h.p.Beat(t.Context(), WorkerBeat{Worker: "w1", Agents: []string{"quick"}, Slots: 1, Attempts: []string{runtime.AttemptID(r.ID, 1)}}); err != nil {
+			t.Fatal(err)
+		}
+		h.settle()
+	}
+	if n := h.p.Stats(time.Hour, "", "").Total.Succeeded; n != 1 {
+		t.Errorf("%d succeeded, want 1", n)
 	}
 }

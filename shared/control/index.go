@@ -414,7 +414,7 @@ func (ix *index) unclass(k queue.Class) {
 func (ix *index) entryOf(p *Plane, r *run.Record, class queue.Class) queue.Entry {
 	e := queue.Entry{
 		ID: r.ID, Tenant: r.Tenant, Class: class, Priority: r.Priority, QueuedAt: r.QueuedAt,
-		Slots: 1, Cost: int64(time.Second / time.Millisecond), Expires: r.Due, Groups: r.Groups,
+		Slots: 1, Cost: time.Second.Milliseconds(), Expires: r.Due, Groups: r.Groups,
 	}
 	if c := ix.classes[class]; c.agent != nil {
 		a := c.agent.object.(*fleet.Agent)

@@ -149,8 +149,10 @@ func (p *Plane) placeOne(walk *queue.Pass, e queue.Entry, fresh map[string]*arri
 	switch b.decision.Outcome {
 	case placement.Placed:
 		b.assign = true
-		walk.Take(e)
-		ix.world.Assume(b.decision.Node, req, now.Add(p.stats.expected(agent)))
+		takes := p.stats.expected(agent) // as is known now, and not when it was queued
+		b.entry.Cost = admission.Charge(agent, takes)
+		walk.Take(b.entry)
+		ix.world.Assume(b.decision.Node, req, now.Add(takes))
 		// The tallies count it at once, so that the next decision of this pass sees it.
 		t := ix.runs[e.ID]
 		ix.count(t, -1, 1, 0)
@@ -416,7 +418,10 @@ func (p *Plane) heard(r *run.Record, known int64) {
 	for len(fresh) > 0 && fresh[0].Seq <= known {
 		fresh = fresh[1:]
 	}
-	p.stats.observe(r, fresh)
+	// A run that has ended here, and is not known any more, was counted when it ended.
+	if known > 0 || !r.State.Terminal() || !p.store.Exclusive() {
+		p.stats.observe(r, fresh)
+	}
 	p.watch.tell(Change{Run: r})
 }
 

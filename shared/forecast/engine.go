@@ -326,7 +326,7 @@ func (e *engine) push(t *task) bool {
 	if !e.queue.Push(entry) {
 		return false
 	}
-	t.cost, t.state = entry.Cost, queued
+	t.state = queued
 	e.fresh = append(e.fresh, c)
 	if slots > 1 {
 		e.large++

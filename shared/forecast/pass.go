@@ -112,6 +112,14 @@ func (e *engine) candidates() (list []*class, known bool) {
 	return found, true
 }
 
+// priced is the entry with what it is expected to take by now, which its task is charged with.
+func (e *engine) priced(t *task, entry queue.Entry) queue.Entry {
+	a := t.class.pair.agent.Agent
+	entry.Cost = admission.Charge(a, e.durations.Expected(a))
+	t.cost = entry.Cost
+	return entry
+}
+
 // placeAhead places what can be placed of one class, when everything else would be refused.
 func (e *engine) placeAhead(c *class) {
 	walk := e.queue.Begin()
@@ -125,7 +133,7 @@ func (e *engine) placeAhead(c *class) {
 		c.record.ID = entry.ID
 		switch d := e.profile.Place(e.world, &c.request); d.Outcome {
 		case placement.Placed:
-			walk.TakeAhead(entry)
+			walk.TakeAhead(e.priced(t, entry))
 			e.start(t, &d)
 		case placement.Unschedulable:
 			walk.Remove(entry)
@@ -244,7 +252,7 @@ func (e *engine) decide(walk *queue.Pass, entry queue.Entry) bool {
 	d := e.profile.Place(e.world, &c.request)
 	switch d.Outcome {
 	case placement.Placed:
-		walk.Take(entry)
+		walk.Take(e.priced(t, entry))
 		e.start(t, &d)
 		return true
 	case placement.Unschedulable:

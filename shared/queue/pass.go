@@ -70,14 +70,15 @@ func (p *Pass) Next() (Entry, bool) {
 	return Entry{}, false
 }
 
-// Take removes the entry, which was dispatched, and charges its cost to its tenant.
+// Take removes the entry, which was dispatched, and charges its tenant with e.Cost: what the caller expects of it by now,
+// which may be something else than when it was pushed.
 func (p *Pass) Take(e Entry) {
 	it := p.find(e)
 	if it == nil || it.class == nil { // in line: its group is full
 		return
 	}
 	q, t := p.q, it.class.tenant
-	charge := max(t.charge(it.cost), 1)
+	charge := max(t.charge(e.Cost), 1)
 	t.behind = t.behind && t.virtual < q.virtual
 	if !t.behind {
 		p.level = max(p.level, t.virtual)

@@ -43,7 +43,7 @@ type Entry struct {
 	Priority int         // more is sooner, among the tenant's own runs
 	QueuedAt run.Instant // since when it waits
 	Slots    int
-	Cost     int64       // what Take charges: slots × expected milliseconds
+	Cost     int64       // what it is expected to take: slots × milliseconds
 	Expires  run.Instant // end of its queue timeout; the queue keeps it and does not act on it
 	Groups   []run.Group // the run's; not to be changed
 }

@@ -59,11 +59,6 @@ func (l *ledger) restarted() {
 		next.most, next.level, next.pairs, next.saved = s.most, maps.Clone(s.saved.level), s.saved.clone().pairs, s.saved
 	}
 	next.serial = s.serial
-	for id, k := range l.runs {
-		if k.rec.State == run.Queued {
-			next.cost[id] = next.expected(k.rec.Agent)
-		}
-	}
 	for k, p := range next.pairs {
 		if now := s.pairs[k]; now == nil || now.id != p.id { // one of them did not wait all the time
 			delete(next.pairs, k)
@@ -90,7 +85,7 @@ func (l *ledger) shared(k *known, before run.State, events []run.Event) {
 		}
 	}
 	// 1. An attempt that ended cost what it took.
-	if cost := s.cost[r.ID]; !r.Live() && cost > 0 && before != run.Queued {
+	if cost := s.cost[r.ID]; !r.Live() && cost > 0 {
 		took := time.Duration(0) // it may never have started
 		if started := s.begun[r.ID]; started != 0 {
 			took = r.UpdatedAt.Sub(started)
@@ -109,11 +104,7 @@ func (l *ledger) shared(k *known, before run.State, events []run.Event) {
 		}
 		s.usual[r.Agent] = took
 	}
-	// 2. One that waits is charged with what it is expected to cost.
-	if r.State == run.Queued {
-		s.cost[r.ID] = s.expected(r.Agent)
-	}
-	// 3. Who waits.
+	// 2. Who waits.
 	l.pairUp()
 }
 
@@ -157,11 +148,8 @@ func (l *ledger) served(r *run.Record) {
 			}
 		}
 	}
-	cost, known := s.cost[r.ID]
-	if !known { // it came and went in one write
-		cost = s.expected(r.Agent)
-		s.cost[r.ID] = cost
-	}
+	cost := s.expected(r.Agent)
+	s.cost[r.ID] = cost
 	s.level[r.Tenant] += max(w.charge(r.Tenant, cost), 1)
 	s.most = max(s.most, cost*perMilli)
 }
