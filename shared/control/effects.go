@@ -119,12 +119,16 @@ func (p *Plane) beginOnce(ctx context.Context, rec *run.Record, live live, b Eff
 	if err != nil {
 		return false, err
 	}
-	if next.State == run.ReceiptIntent && next.Compensable && !rec.Undoable && rec.Mode == "" {
-		err = p.act(ctx, b, w)
-	} else {
-		err = p.putReceipts(ctx, b.Run, b.N, w)
-	}
+	err = p.putEffect(ctx, rec, b.N, next, w)
 	return overtaken(err), err
+}
+
+// putEffect writes the receipt that an attempt of the run has begun or ended, and what belongs to it.
+func (p *Plane) putEffect(ctx context.Context, rec *run.Record, n int, next *run.Receipt, writes ...store.Write) error {
+	if rec.Mode == "" && !rec.Undoable && next.Compensable && next.Run == rec.ID && next.State != run.ReceiptAbandoned && next.State != run.ReceiptUnknown {
+		return p.act(ctx, rec.ID, n, writes)
+	}
+	return p.putReceipts(ctx, rec.ID, n, writes...)
 }
 
 // overtaken reports whether another writer was faster.
@@ -132,14 +136,14 @@ func overtaken(err error) bool {
 	return errors.Is(err, store.ErrConflict) || errors.Is(err, store.ErrExists)
 }
 
-// act writes the first intent of a run to do what can be undone: with it, the record says that there may be something to
-// undo.
-func (p *Plane) act(ctx context.Context, b EffectBegin, w store.Write) error {
+// act writes the first receipt of a run for what can be undone: an intent, or what an earlier run has begun and the hook of
+// this one found to have happened. With it, the record says that there may be something to undo.
+func (p *Plane) act(ctx context.Context, id string, n int, writes []store.Write) error {
 	tries := 0
-	return p.change(ctx, edit{id: b.Run, decide: func(ctx context.Context, rec *run.Record, now run.Instant) (draft, error) {
+	return p.change(ctx, edit{id: id, decide: func(ctx context.Context, rec *run.Record, now run.Instant) (draft, error) {
 		var d draft
-		if rec.Holder() != b.N {
-			return d, fmt.Errorf("attempt %s: %w", runtime.AttemptID(b.Run, b.N), run.ErrFenced)
+		if rec.Holder() != n {
+			return d, fmt.Errorf("attempt %s: %w", runtime.AttemptID(id, n), run.ErrFenced)
 		}
 		// It is tried again where the record, or the receipt, is not what it was.
 		if tries++; rec.Undoable || tries > 1 {
@@ -148,8 +152,8 @@ func (p *Plane) act(ctx context.Context, b EffectBegin, w store.Write) error {
 		if rec.State == run.Assigned {
 			d.events = append(d.events, p.startEvent(ctx, rec, "", now))
 		}
-		d.events = append(d.events, run.Event{Type: run.EvActed, At: now, Attempt: b.N})
-		d.writes = append(d.writes, w)
+		d.events = append(d.events, run.Event{Type: run.EvActed, At: now, Attempt: n})
+		d.writes = append(d.writes, writes...)
 		return d, nil
 	}}).err
 }
@@ -203,20 +207,19 @@ func (p *Plane) undoneBy(ctx context.Context, rec *run.Record, step, name, by st
 // run that it undoes what its hook found.
 func (p *Plane) EndEffect(ctx context.Context, e EffectEnd) (runtime.Result, error) {
 	var result runtime.Result
-	rec, _, err := p.holder(ctx, e.Run, e.N)
-	if err != nil {
-		return result, err
-	}
 	if len(e.Value) > run.MaxPayload {
 		return result, refuse(CodeTooLarge, "the result of effect %s has %d bytes, %d at most", e.Effect, len(e.Value), run.MaxPayload)
 	}
-	id := run.ReceiptID(rec.Tenant, rec.WorkUnit(), e.Step, e.Effect)
 	for range conflictTries {
-		existing, err := p.receipt(ctx, id)
+		rec, _, err := p.holder(ctx, e.Run, e.N)
 		if err != nil {
 			return result, err
 		}
-		writes, err := p.endOf(ctx, rec, existing, &e)
+		existing, err := p.receipt(ctx, run.ReceiptID(rec.Tenant, rec.WorkUnit(), e.Step, e.Effect))
+		if err != nil {
+			return result, err
+		}
+		next, writes, err := p.endOf(ctx, rec, existing, &e)
 		if errors.Is(err, run.ErrNoReceipt) {
 			return result, refuse(CodeState, "%v", err)
 		}
@@ -224,7 +227,7 @@ func (p *Plane) EndEffect(ctx context.Context, e EffectEnd) (runtime.Result, err
 			return result, err
 		}
 		if len(writes) > 0 {
-			err = p.putReceipts(ctx, e.Run, e.N, writes...)
+			err = p.putEffect(ctx, rec, e.N, next, writes...)
 			if overtaken(err) {
 				continue
 			}
@@ -238,17 +241,17 @@ func (p *Plane) EndEffect(ctx context.Context, e EffectEnd) (runtime.Result, err
 	return result, &Refusal{Code: CodeUnavailable, Detail: fmt.Sprintf("effect %s is contended", e.Effect), RetryAfter: time.Second}
 }
 
-// endOf is what the end of an effect writes; nothing where it changes nothing.
-func (p *Plane) endOf(ctx context.Context, rec *run.Record, existing *run.Receipt, e *EffectEnd) (writes []store.Write, err error) {
-	var next *run.Receipt
+// endOf is the receipt that the end of an effect leaves, and all that it writes; nothing where it changes nothing.
+func (p *Plane) endOf(ctx context.Context, rec *run.Record, existing *run.Receipt, e *EffectEnd) (next *run.Receipt, writes []store.Write, err error) {
 	_, undoes := run.Undone(e.Effect)
 	value, payload := stash(e.Run, "effect/"+run.ReceiptID(rec.Tenant, rec.WorkUnit(), e.Step, e.Effect), e.Value, run.MaxInline)
 	switch {
 	case rec.Mode == run.ModeCompensate && !undoes:
 		if !e.Abandon && !e.Reconciled {
-			return nil, refuse(CodeState, "effect %.80q: a run of mode compensate performs none; it tells what its hook found of an unknown one", e.Effect)
+			return nil, nil, refuse(CodeState, "effect %.80q: a run of mode compensate performs none; it tells what its hook found of an unknown one", e.Effect)
 		}
-		return p.settled(ctx, existing, !e.Abandon, value, payload, run.ByReconcile)
+		writes, err = p.settled(ctx, existing, !e.Abandon, value, payload, run.ByReconcile)
+		return existing, writes, err
 	case e.Abandon:
 		next, err = run.AbandonReceipt(existing, run.AbandonRequest{Run: e.Run, Attempt: e.N, Nonce: e.Nonce})
 	default:
@@ -256,13 +259,14 @@ func (p *Plane) endOf(ctx context.Context, rec *run.Record, existing *run.Receip
 		writes = payload
 	}
 	if err != nil || next == nil {
-		return nil, err
+		return nil, nil, err
 	}
 	w, err := receiptWrite(existing, next)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return p.withUndone(ctx, next, append(writes, w))
+	writes, err = p.withUndone(ctx, next, append(writes, w))
+	return next, writes, err
 }
 
 // withUndone adds to the writes of a receipt that became done the word that what it undoes is undone.

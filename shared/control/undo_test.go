@@ -292,6 +292,53 @@ func TestARetryDoesAnewWhatWasUndone(t *testing.T) {
 	wantState(t, h.get(again.ID), run.Failed, run.NonRetryable)
 }
 
+// An attempt ends as a success without a word about its effect. The run that repeats its work finds that it happened.
+func TestWhatARetryFoundToHaveHappenedIsUndoneWithIt(t *testing.T) {
+	for name, canceledBefore := range map[string]bool{
+		"it is canceled afterwards":                   false,
+		"it is being canceled when its hook finds it": true,
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHouse(t, payer())
+			r := h.started("payer")
+			h.begin(EffectBegin{Run: r.ID, N: 1, Effect: "charge", Compensable: true})
+			h.report(runtime.Report{Type: runtime.Completed, Run: r.ID, N: 1, Worker: "w1"})
+			h.pass(time.Hour) // nothing of the effect can happen any more
+			again := await(h, func() *run.Record {
+				out, err := h.p.Retry(t.Context(), r.ID, nil, "ann")
+				if err != nil {
+					t.Error(err)
+				}
+				return out
+			})
+			h.lease("w1", 1, "payer")
+			if a := h.begin(EffectBegin{Run: again.ID, N: 1, Effect: "charge", Compensable: true}); a.Answer != "unknown" {
+				t.Fatalf("answer %+v, want that it is unknown", a)
+			}
+			cancel := func() {
+				if _, err := h.p.Cancel(t.Context(), again.ID, CancelRequest{Actor: "ann"}); err != nil {
+					t.Fatal(err)
+				}
+				h.settle()
+			}
+			if canceledBefore {
+				cancel()
+			}
+			if _, err := h.p.EndEffect(t.Context(), EffectEnd{Run: again.ID, N: 1, Effect: "charge", Reconciled: true}); err != nil {
+				t.Fatal(err)
+			}
+			if !canceledBefore {
+				cancel()
+			}
+			h.report(runtime.Report{Type: runtime.Failed, Run: again.ID, N: 1, Worker: "w1", Class: run.ClassCanceled, Ended: true})
+			if undone, _ := h.undoes("w1", "payer", nil); len(undone) != 1 {
+				t.Fatalf("undone %v, want charge", undone)
+			}
+			wantState(t, h.get(again.ID), run.Canceled, run.CanceledByRequest)
+		})
+	}
+}
+
 func TestWhoeverUndoesPerformsNothingElse(t *testing.T) {
 	h := newHouse(t, payer())
 	r := h.started("payer")

@@ -38,7 +38,7 @@ var Table = []Transition{
 	{Event: EvReleased, From: live, To: Queued, Fenced: true, Doc: "The worker handed the run back (drain); the attempt is given back."},
 	{Event: EvBegan, From: []State{Queued, Waiting}, To: Running, Doc: "A workflow was admitted, or goes on: its children execute, it holds no slot and has no attempt."},
 	{Event: EvAdvanced, From: []State{Running, Waiting, Canceling, Compensating}, Doc: "A stage of the workflow, or of its undoing, began or ended."},
-	{Event: EvActed, From: []State{Running}, Fenced: true, Doc: "The attempt is about to perform an effect that can be undone: from now on an end without success undoes it."},
+	{Event: EvActed, From: []State{Running, Canceling}, Fenced: true, Doc: "The attempt is about to perform an effect that can be undone, or found that one has happened: from now on an end without success undoes it."},
 	{Event: EvParked, From: []State{Running}, To: Waiting, Fenced: true, Doc: "The attempt ended to wait for children, a gate, a timer or a signal; nothing is spent. A workflow waits for a gate or a timer."},
 	{Event: EvGateChanged, From: open, Doc: "Something happened at a gate of the run that does not decide it; code says what: a vote, a refused decision, a reminder, an escalation. Due: the gate's next time."},
 	{Event: EvWoken, From: []State{Waiting}, To: Queued, Doc: "What it waited for came, or its limit did."},
