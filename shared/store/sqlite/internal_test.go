@@ -281,7 +281,7 @@ func TestTheLogStaysBoundedBesideReads(t *testing.T) {
 		}
 	}()
 	largest := int64(0)
-	for i := range 100 {
+	for i := range 200 {
 		if err := s.Commit(t.Context(), []store.Unit{payload(fmt.Sprint("p-", i), "", 64<<10)})[0]; err != nil {
 			t.Fatal(err)
 		}
@@ -293,7 +293,8 @@ func TestTheLogStaysBoundedBesideReads(t *testing.T) {
 	}
 	close(stop)
 	<-stopped
-	if bound := int64(5 * 128 * pageSize); largest > bound {
+	// Without a bound it would hold 3,200 pages. A read that has to wait for the processor delays what bounds it.
+	if bound := int64(12 * 128 * pageSize); largest > bound {
 		t.Errorf("the log grew to %d KiB, want at most %d", largest>>10, bound>>10)
 	}
 	if err := check(s); err != nil {
