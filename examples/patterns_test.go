@@ -17,6 +17,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/errand-run/errand/shared/agent"
 	"github.com/errand-run/errand/shared/api"
 	"github.com/errand-run/errand/shared/fleet"
 	"github.com/errand-run/errand/shared/invoice/journal"
@@ -68,7 +69,13 @@ func TestEachPatternIsDeclaredAndDescribed(t *testing.T) {
 			t.Errorf("%s: the guide does not name it", folder)
 		}
 	}
-	if diff := cmp.Diff(patterns.Names(), slices.Sorted(maps.Keys(declared))); diff != "" {
+	sameAgents(t, patterns.Agents(), declared)
+}
+
+// sameAgents wants every agent of a program declared, and no other.
+func sameAgents(t *testing.T, program map[string]agent.Agent, declared map[string]bool) {
+	t.Helper()
+	if diff := cmp.Diff(slices.Sorted(maps.Keys(program)), slices.Sorted(maps.Keys(declared))); diff != "" {
 		t.Errorf("agents of the program, and agents declared (-program +declared):\n%s", diff)
 	}
 }

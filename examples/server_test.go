@@ -32,8 +32,8 @@ import (
 // fleets. So nothing has to be built, and the race detector watches all of them.
 var parts = map[string]func(){
 	"errand":   func() { os.Exit(cli.Main(os.Args[1:])) },
-	"patterns": func() { agent.Main(patterns.Work) },
-	"clerk":    func() { agent.Main(clerk.Work) },
+	"patterns": func() { agent.MainOf(patterns.Agents()) },
+	"clerk":    func() { agent.MainOf(clerk.Agents()) },
 }
 
 // playPart is the program that the process was called as, if it is one of the parts.

@@ -6,4 +6,4 @@ import (
 	"github.com/errand-run/errand/shared/clerk"
 )
 
-func main() { agent.Main(clerk.Work) }
+func main() { agent.MainOf(clerk.Agents()) }

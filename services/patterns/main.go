@@ -6,4 +6,4 @@ import (
 	"github.com/errand-run/errand/shared/patterns"
 )
 
-func main() { agent.Main(patterns.Work) }
+func main() { agent.MainOf(patterns.Agents()) }

@@ -32,7 +32,7 @@ func newSite(t *testing.T, f *fake, vars map[string]string, h Handler[any, any])
 	for name, value := range vars {
 		all[name] = value
 	}
-	e, err := readEnvironment(env(all))
+	e, err := readEnvironment(env(all), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -42,7 +42,7 @@ func newSite(t *testing.T, f *fake, vars map[string]string, h Handler[any, any])
 	s := &site{t: t, f: f, stop: stop, served: make(chan error, 1)}
 	s.client = &http.Client{Transport: &http.Transport{DialContext: l.dial, DisableKeepAlives: true}}
 	go func() {
-		s.served <- new(process).serveOn(ctx, l, e, quiet, func(ctx context.Context, c *api.Client, a *Attempt) Result { return run(ctx, c, a, h) })
+		s.served <- new(process).serveOn(ctx, l, e, quiet, Of(h).handle)
 	}()
 	synctest.Wait()
 	return s

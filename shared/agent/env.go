@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -112,8 +113,9 @@ type environment struct {
 // errNoProtocol: nothing tells how runs come; somebody started the program by hand.
 var errNoProtocol = errors.New("no protocol")
 
-// readEnvironment checks everything at once, so that one look at the error mends it all.
-func readEnvironment(getenv func(string) string) (*environment, error) {
+// readEnvironment checks everything at once, so that one look at the error mends it all. The names are those of the agents
+// that the program is; none where it is whatever it is asked to be.
+func readEnvironment(getenv func(string) string, names []string) (*environment, error) {
 	e := new(environment)
 	fault := func(name, format string, args ...any) {
 		e.faults = append(e.faults, fmt.Errorf("%s=%.80q: "+format, append([]any{name, getenv(name)}, args...)...))
@@ -126,6 +128,9 @@ func readEnvironment(getenv func(string) string) (*environment, error) {
 	for name := range strings.SplitSeq(getenv(EnvAgent), ",") {
 		if name = strings.TrimSpace(name); name != "" {
 			e.agents = append(e.agents, name)
+			if len(names) > 0 && !slices.Contains(names, name) {
+				fault(EnvAgent, "%w", notOne(name, names))
+			}
 		}
 	}
 	// 1. How runs come, and what the platform says of who the process is.

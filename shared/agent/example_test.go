@@ -48,6 +48,18 @@ func ExampleMain() {
 	_ = func() { agent.Main(extract) } // func main() { agent.Main(extract) }
 }
 
+// A program that is two agents: the name in the manifest says which one a run is of.
+func ExampleMainOf() {
+	count := func(_ context.Context, _ *agent.Run, in Invoice) (int, error) { return len(in.Lines), nil }
+	greet := func(_ context.Context, _ *agent.Run, name string) (string, error) { return "Dear " + name, nil }
+	_ = func() { // func main()
+		agent.MainOf(map[string]agent.Agent{
+			"invoice-count": agent.Of(count),
+			"invoice-greet": agent.Of(greet),
+		})
+	}
+}
+
 func send(_ context.Context, key, _ string) (string, error) { return "sent with " + key, nil }
 
 // Errors say how the run goes on, however deep they are wrapped.

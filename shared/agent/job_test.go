@@ -446,7 +446,7 @@ func TestTheEnvironmentOfThePlatform(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			e, err := readEnvironment(env(tt.vars))
+			e, err := readEnvironment(env(tt.vars), nil)
 			if tt.wantError != "" {
 				if err == nil || !strings.Contains(err.Error(), tt.wantError) {
 					t.Errorf("error %v; want …%s…", err, tt.wantError)

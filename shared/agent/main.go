@@ -34,9 +34,14 @@ func WithSnapshot(hook func(context.Context) (map[string]any, error)) Option {
 // handlers get their grace, what is left is handed back), 1 on an error or when the one run failed, 75 when a job's
 // container could not reach the server to ask for its run, 2 when the environment does not say what to do.
 func Main[In, Out any](handler Handler[In, Out], opts ...Option) {
+	start(Of(handler).handle, nil, opts)
+}
+
+// start runs h as this process, which ends with it. The names are those of the agents that h is; none for any.
+func start(h handle, names []string, opts []Option) {
 	p := process{
 		getenv: os.Getenv, setenv: os.Setenv, args: os.Args[1:], stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr,
-		name: filepath.Base(os.Args[0]),
+		name: filepath.Base(os.Args[0]), agents: names,
 	}
 	for _, opt := range opts {
 		opt(&p.options)
@@ -45,10 +50,7 @@ func Main[In, Out any](handler Handler[In, Out], opts ...Option) {
 	os.Stdout = os.Stderr
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
-	code := p.run(ctx, func(ctx context.Context, client *api.Client, a *Attempt) Result {
-		return run(ctx, client, a, handler)
-	})
-	os.Exit(code)
+	os.Exit(p.run(ctx, h))
 }
 
 // handle executes one attempt, with the server to reach for what it records; nil where there is none.
@@ -67,11 +69,12 @@ type process struct {
 	stdin          io.Reader
 	stdout, stderr io.Writer
 	name           string
+	agents         []string // that the program is; none where it is whatever it is asked to be
 }
 
 // run does what the environment says and returns the exit code.
 func (p *process) run(ctx context.Context, h handle) int {
-	env, err := readEnvironment(p.getenv)
+	env, err := readEnvironment(p.getenv, p.agents)
 	if errors.Is(err, errNoProtocol) {
 		fmt.Fprintf(p.stderr, usage, p.name)
 		return 2

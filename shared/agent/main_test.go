@@ -42,7 +42,7 @@ func TestReadEnvironment(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			got, err := readEnvironment(env(tt.vars))
+			got, err := readEnvironment(env(tt.vars), nil)
 			for _, want := range tt.wantError {
 				if err == nil || !strings.Contains(err.Error(), want) {
 					t.Errorf("error %v; want …%s…", err, want)
@@ -57,9 +57,7 @@ func TestReadEnvironment(t *testing.T) {
 
 // processOf runs a process with a handler, as Main does.
 func processOf[In, Out any](p *process, h Handler[In, Out]) func(context.Context) int {
-	return func(ctx context.Context) int {
-		return p.run(ctx, func(ctx context.Context, c *api.Client, a *Attempt) Result { return run(ctx, c, a, h) })
-	}
+	return func(ctx context.Context) int { return p.run(ctx, Of(h).handle) }
 }
 
 func TestMainOnATerminalSaysHowToRunIt(t *testing.T) {
@@ -257,7 +255,7 @@ func TestHTTP(t *testing.T) {
 		return in["do"], nil
 	}
 	url, stop := serving(t, map[string]string{EnvProtocol: ProtocolHTTP, EnvPort: "0", EnvSlots: "1"},
-		func(ctx context.Context, c *api.Client, a *Attempt) Result { return run(ctx, c, a, h) },
+		Of(h).handle,
 		WithSnapshot(func(context.Context) (map[string]any, error) { return map[string]any{"s": []int{1}}, nil }))
 
 	document := func(attempt, do string) string {

@@ -5,13 +5,9 @@ package clerk
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/errand-run/errand/shared/agent"
@@ -41,40 +37,19 @@ const (
 	CodeMaster   = "MasterInvalid"
 )
 
-type handler func(ctx context.Context, r *agent.Run, in json.RawMessage) (any, error)
-
-var handlers = map[string]handler{
-	"invoice-extract":  typed(extract),
-	"invoice-file":     typed(file),
-	"invoice-unfile":   typed(unfile),
-	"line-check":       typed(checkLine),
-	"vendor-lookup":    typed(lookUpVendor),
-	"order-lookup":     typed(lookUpOrder),
-	"duplicate-lookup": typed(lookUpDuplicate),
-	"invoice-verdict":  typed(judge),
-	"ledger-post":      typed(post),
-	"invoice-notify":   typed(notify),
-}
-
-// Names are the agents that the program can be, sorted.
-func Names() []string { return slices.Sorted(maps.Keys(handlers)) }
-
-// Work is the handler of services/clerk: it is the agent that the run is of.
-func Work(ctx context.Context, r *agent.Run, in json.RawMessage) (any, error) {
-	h := handlers[r.Agent]
-	if h == nil {
-		return nil, agent.Fail(agent.CodeInputInvalid, fmt.Errorf("agent %q: this program is %s", r.Agent, strings.Join(Names(), ", ")))
-	}
-	return h(ctx, r, in)
-}
-
-func typed[In, Out any](h agent.Handler[In, Out]) handler {
-	return func(ctx context.Context, r *agent.Run, raw json.RawMessage) (any, error) {
-		var in In
-		if err := json.Unmarshal(raw, &in); err != nil {
-			return nil, agent.Fail(agent.CodeInputInvalid, fmt.Errorf("input of agent %s does not fit %T", r.Agent, in))
-		}
-		return h(ctx, r, in)
+// Agents are what services/clerk is, by name.
+func Agents() map[string]agent.Agent {
+	return map[string]agent.Agent{
+		"invoice-extract":  agent.Of(extract),
+		"invoice-file":     agent.Of(file),
+		"invoice-unfile":   agent.Of(unfile),
+		"line-check":       agent.Of(checkLine),
+		"vendor-lookup":    agent.Of(lookUpVendor),
+		"order-lookup":     agent.Of(lookUpOrder),
+		"duplicate-lookup": agent.Of(lookUpDuplicate),
+		"invoice-verdict":  agent.Of(judge),
+		"ledger-post":      agent.Of(post),
+		"invoice-notify":   agent.Of(notify),
 	}
 }
 

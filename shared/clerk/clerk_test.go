@@ -2,7 +2,6 @@ package clerk
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"os"
 	"path/filepath"
@@ -10,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/errand-run/errand/shared/agent"
+	"github.com/errand-run/errand/shared/invoice"
 	"github.com/errand-run/errand/shared/invoice/intake"
 )
 
@@ -19,23 +19,23 @@ func TestWhatCannotSucceedFailsForGood(t *testing.T) {
 	if err := os.WriteFile(broken, []byte(`{"vendors":[]}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	ctx, r := context.Background(), new(agent.Run)
 	for name, c := range map[string]struct {
-		agent, input, vendors, orders string
-		wantCode, want                string
+		do              func() error
+		vendors, orders string
+		wantCode, want  string
 	}{
-		"an agent that there is not":  {"nobody", `{}`, "", "", agent.CodeInputInvalid, "ledger-post"},
-		"another input":               {"line-check", `[]`, "", "", agent.CodeInputInvalid, "line-check"},
-		"a document that is none":     {"invoice-extract", `{"name":"a.xml","text":"<a/>"}`, "", "", CodeDocument, "neither a UBL"},
-		"a line without an amount":    {"line-check", `{"number":3}`, "", "", CodeLine, "line 3: net"},
-		"vendors that cannot be read": {"vendor-lookup", `{}`, broken, "", CodeMaster, EnvVendors},
-		"vendors that are not there":  {"order-lookup", `{}`, filepath.Join(dir, "none"), "", CodeMaster, EnvVendors},
-		"orders that cannot be read":  {"order-lookup", `{}`, "", broken, CodeMaster, EnvOrders},
-		"an invoice of no run":        {"invoice-file", `{"invoice":{}}`, "", "", agent.CodeInputInvalid, "run:"},
+		"a document that is none":     {func() error { _, err := extract(ctx, r, invoice.File{Name: "a.xml", Text: "<a/>"}); return err }, "", "", CodeDocument, "neither a UBL"},
+		"a line without an amount":    {func() error { _, err := checkLine(ctx, r, intake.Line{Number: 3}); return err }, "", "", CodeLine, "line 3: net"},
+		"vendors that cannot be read": {func() error { _, err := lookUpVendor(ctx, r, intake.Extract{}); return err }, broken, "", CodeMaster, EnvVendors},
+		"vendors that are not there":  {func() error { _, err := lookUpOrder(ctx, r, intake.Extract{}); return err }, filepath.Join(dir, "none"), "", CodeMaster, EnvVendors},
+		"orders that cannot be read":  {func() error { _, err := lookUpOrder(ctx, r, intake.Extract{}); return err }, "", broken, CodeMaster, EnvOrders},
+		"an invoice of no run":        {func() error { _, err := file(ctx, r, fileInput{}); return err }, "", "", agent.CodeInputInvalid, "run:"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Setenv(EnvVendors, c.vendors)
 			t.Setenv(EnvOrders, c.orders)
-			_, err := Work(context.Background(), &agent.Run{Agent: c.agent}, json.RawMessage(c.input))
+			err := c.do()
 			var failed *agent.Error
 			if !errors.As(err, &failed) || !failed.Final || failed.Code != c.wantCode || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("error %v; want a final %s with %q", err, c.wantCode, c.want)
@@ -55,8 +55,8 @@ func TestMasterDataMayChangeMeanwhile(t *testing.T) {
 		if err := os.WriteFile(file, []byte(c.vendors), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		got, err := Work(context.Background(), &agent.Run{Agent: "vendor-lookup"}, json.RawMessage(`{"id":"1","seller":"nord"}`))
-		if err != nil || got.(intake.VendorReport).Vendor != c.want {
+		got, err := lookUpVendor(context.Background(), new(agent.Run), intake.Extract{Summary: invoice.Summary{ID: "1", Seller: "nord"}})
+		if err != nil || got.Vendor != c.want {
 			t.Errorf("with %s: %+v, error %v", c.vendors, got, err)
 		}
 	}

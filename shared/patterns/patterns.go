@@ -1,19 +1,16 @@
 // Package patterns holds the agents of the fleets in examples/patterns: one file for each pattern, and one program,
-// services/patterns, that is all of them. An agent knows by its run what it is asked to be.
+// services/patterns, that is all of them.
 //
 // What an agent says is computed, or comes from a language model behind an address; without one a script answers (see
 // package model). Each question to a model is a durable step: an attempt that is run again asks nothing twice.
 package patterns
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
-	"slices"
 	"strings"
 	"sync"
 
@@ -29,83 +26,54 @@ const (
 	CodeInputInvalid   = agent.CodeInputInvalid
 )
 
-type handler func(ctx context.Context, r *agent.Run, in json.RawMessage) (any, error)
-
-// handlers are the agents, by name.
-var handlers = map[string]handler{
-	// sequential
-	"mail-redact": typed(redact),
-	"mail-topic":  typed(topic),
-	"mail-reply":  typed(reply),
-	// parallel
-	"contract-clause":  typed(readClause),
-	"contract-legal":   typed(judgeLegal),
-	"contract-payment": typed(judgePayment),
-	// loop
-	"text-trim": typed(trim),
-	// review and critique
-	"press-writer":   typed(write),
-	"press-reviewer": typed(review),
-	// iterative refinement
-	"tour-improve": typed(improveTour),
-	// coordinator
-	"desk":           typed(coordinate),
-	"desk-billing":   typed(answerBilling),
-	"desk-shipping":  typed(answerShipping),
-	"desk-technical": typed(answerTechnical),
-	// hierarchical
-	"study-lead":   typed(leadStudy),
-	"study-region": typed(studyRegion),
-	"study-shop":   typed(studyShop),
-	// swarm
-	"care-reception": typed(careFor("care-reception")),
-	"care-billing":   typed(careFor("care-billing")),
-	"care-technical": typed(careFor("care-technical")),
-	// group chat
-	"chat-chair":      typed(chair),
-	"chat-sales":      typed(speakForSales),
-	"chat-production": typed(speakForProduction),
-	"chat-finance":    typed(speakForFinance),
-	// magentic
-	"incident-lead":    typed(leadIncident),
-	"incident-logs":    typed(searchLogs),
-	"incident-metrics": typed(searchMetrics),
-	"incident-deploys": typed(searchDeploys),
-	// human in the loop
-	"refund-quote": typed(quoteRefund),
-	"refund-pay":   typed(payRefund),
-	// custom
-	"order-fulfil":  typed(fulfil),
-	"carrier-quote": typed(quoteCarrier),
-	"order-supply":  typed(supply),
-}
-
-// Names are the agents that the program can be, sorted.
-func Names() []string { return slices.Sorted(maps.Keys(handlers)) }
-
-// Work is the handler of services/patterns: it is the agent that the run is of.
-func Work(ctx context.Context, r *agent.Run, in json.RawMessage) (any, error) {
-	h := handlers[r.Agent]
-	if h == nil {
-		return nil, agent.Fail(CodeInputInvalid, fmt.Errorf("agent %q: this program is %s", r.Agent, strings.Join(Names(), ", ")))
-	}
-	out, err := h(ctx, r, in)
-	var child *agent.ChildError
-	if errors.As(err, &child) {
-		// The child was tried as often as its own policy says, and its end is on record: another attempt changes nothing.
-		return out, agent.Fail(cmp.Or(child.Code, child.Reason), err)
-	}
-	return out, err
-}
-
-// typed lets a handler have types of its own. What does not fit them fails for good.
-func typed[In, Out any](h agent.Handler[In, Out]) handler {
-	return func(ctx context.Context, r *agent.Run, raw json.RawMessage) (any, error) {
-		var in In
-		if err := json.Unmarshal(raw, &in); err != nil {
-			return nil, agent.Fail(CodeInputInvalid, fmt.Errorf("input of agent %s does not fit %T", r.Agent, in))
-		}
-		return h(ctx, r, in)
+// Agents are what services/patterns is, by name.
+func Agents() map[string]agent.Agent {
+	return map[string]agent.Agent{
+		// sequential
+		"mail-redact": agent.Of(redact),
+		"mail-topic":  agent.Of(topic),
+		"mail-reply":  agent.Of(reply),
+		// parallel
+		"contract-clause":  agent.Of(readClause),
+		"contract-legal":   agent.Of(judgeLegal),
+		"contract-payment": agent.Of(judgePayment),
+		// loop
+		"text-trim": agent.Of(trim),
+		// review and critique
+		"press-writer":   agent.Of(write),
+		"press-reviewer": agent.Of(review),
+		// iterative refinement
+		"tour-improve": agent.Of(improveTour),
+		// coordinator
+		"desk":           agent.Of(coordinate),
+		"desk-billing":   agent.Of(answerBilling),
+		"desk-shipping":  agent.Of(answerShipping),
+		"desk-technical": agent.Of(answerTechnical),
+		// hierarchical
+		"study-lead":   agent.Of(leadStudy),
+		"study-region": agent.Of(studyRegion),
+		"study-shop":   agent.Of(studyShop),
+		// swarm
+		"care-reception": agent.Of(care),
+		"care-billing":   agent.Of(care),
+		"care-technical": agent.Of(care),
+		// group chat
+		"chat-chair":      agent.Of(chair),
+		"chat-sales":      agent.Of(speakForSales),
+		"chat-production": agent.Of(speakForProduction),
+		"chat-finance":    agent.Of(speakForFinance),
+		// magentic
+		"incident-lead":    agent.Of(leadIncident),
+		"incident-logs":    agent.Of(searchLogs),
+		"incident-metrics": agent.Of(searchMetrics),
+		"incident-deploys": agent.Of(searchDeploys),
+		// human in the loop
+		"refund-quote": agent.Of(quoteRefund),
+		"refund-pay":   agent.Of(payRefund),
+		// custom
+		"order-fulfil":  agent.Of(fulfil),
+		"carrier-quote": agent.Of(quoteCarrier),
+		"order-supply":  agent.Of(supply),
 	}
 }
 

@@ -2,7 +2,6 @@ package patterns
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"math"
 	"slices"
@@ -15,24 +14,6 @@ import (
 	"github.com/errand-run/errand/shared/agent"
 )
 
-// say runs an agent that calls nobody.
-func say[Out any](t testing.TB, h handler, in string) (Out, error) {
-	t.Helper()
-	var out Out
-	value, err := h(context.Background(), &agent.Run{Agent: "a"}, json.RawMessage(in))
-	if err != nil {
-		return out, err
-	}
-	text, err := json.Marshal(value)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := json.Unmarshal(text, &out); err != nil {
-		t.Fatal(err)
-	}
-	return out, nil
-}
-
 func TestWhatIsPrivateIsTakenOut(t *testing.T) {
 	for name, c := range map[string]struct{ text, want string }{
 		"an address":              {"write to ada.l+x@mail.example.org, please", "write to [email], please"},
@@ -41,18 +22,11 @@ func TestWhatIsPrivateIsTakenOut(t *testing.T) {
 		"a number to call":        {"call +49 170 1234567 now", "call [phone] now"},
 		"a price is not private":  {"29.00 EUR for 3 lamps", "29.00 EUR for 3 lamps"},
 	} {
-		got, err := say[redacted](t, typed(redact), string(must(json.Marshal(mail{c.text}))))
+		got, err := redact(context.Background(), nil, mail{c.text})
 		if err != nil || got.Text != c.want {
 			t.Errorf("%s: %q, error %v; want %q", name, got.Text, err, c.want)
 		}
 	}
-}
-
-func must[T any](v T, err error) T {
-	if err != nil {
-		panic(err)
-	}
-	return v
 }
 
 // A round never makes a tour longer or loses a stop, and says what it gained.
@@ -129,18 +103,17 @@ func TestAReviewSaysWhatIsMissing(t *testing.T) {
 
 func TestWhatIsPaidBack(t *testing.T) {
 	for name, c := range map[string]struct {
-		in    string
+		in    returned
 		cents int // 0: refused
 	}{
-		"all, in time and unused":       {`{"order":"o","iban":"i","cents":1000,"days":14}`, 1000},
-		"less, when it was used":        {`{"order":"o","iban":"i","cents":1001,"days":1,"used":true}`, 801},
-		"half, when it is late":         {`{"order":"o","iban":"i","cents":1001,"days":15,"used":true}`, 500},
-		"nothing of nothing":            {`{"order":"o","iban":"i","cents":0,"days":1}`, 0},
-		"nothing beyond what one sells": {`{"order":"o","iban":"i","cents":99999999,"days":1}`, 0},
-		"nothing without an account":    {`{"order":"o","cents":100,"days":1}`, 0},
-		"nothing of a text":             {`{"order":"o","iban":"i","cents":"100"}`, 0},
+		"all, in time and unused":       {returned{Order: "o", IBAN: "i", Cents: 1000, Days: 14}, 1000},
+		"less, when it was used":        {returned{Order: "o", IBAN: "i", Cents: 1001, Days: 1, Used: true}, 801},
+		"half, when it is late":         {returned{Order: "o", IBAN: "i", Cents: 1001, Days: 15, Used: true}, 500},
+		"nothing of nothing":            {returned{Order: "o", IBAN: "i", Days: 1}, 0},
+		"nothing beyond what one sells": {returned{Order: "o", IBAN: "i", Cents: 99999999, Days: 1}, 0},
+		"nothing without an account":    {returned{Order: "o", Cents: 100, Days: 1}, 0},
 	} {
-		got, err := say[quoted](t, typed(quoteRefund), c.in)
+		got, err := quoteRefund(context.Background(), nil, c.in)
 		if (err != nil) != (c.cents == 0) || got.Payment.Cents != c.cents {
 			t.Errorf("%s: %+v, error %v", name, got, err)
 		}
@@ -186,14 +159,6 @@ func TestCarriersQuoteWhatTheyCanCarry(t *testing.T) {
 		if errors.As(err, &failed); got.Cents != c.cents || (c.code != "") != (err != nil) || err != nil && failed.Code != c.code {
 			t.Errorf("%s: %+v, error %v", name, got, err)
 		}
-	}
-}
-
-func TestAnAgentThatThereIsNotIsRefused(t *testing.T) {
-	_, err := Work(context.Background(), &agent.Run{Agent: "nobody"}, json.RawMessage(`{}`))
-	var failed *agent.Error
-	if !errors.As(err, &failed) || !failed.Final || !strings.Contains(err.Error(), "mail-redact") {
-		t.Errorf("error %v; want a final one that names the agents that there are", err)
 	}
 }
 

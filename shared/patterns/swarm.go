@@ -2,6 +2,7 @@ package patterns
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -12,7 +13,10 @@ import (
 // Swarm: nobody leads. Whoever has the case works on it, and hands it to a peer who knows what is still open.
 
 // maxHandoffs ends a case that is passed around; the run's own bound on depth is further out.
-const maxHandoffs = 4
+const (
+	maxHandoffs      = 4
+	codeHandoffLimit = "HandoffLimit"
+)
 
 type careCase struct {
 	Text    string   `json:"text"`
@@ -36,37 +40,40 @@ var careTopics = []struct{ topic, peer, words string }{
 	{"address", "care-reception", "address moved name"},
 }
 
-// careFor is one peer of the swarm. All of them know the others, and none of them the whole way of a case.
-func careFor(me string) agent.Handler[careCase, careResult] {
-	return func(ctx context.Context, r *agent.Run, in careCase) (careResult, error) {
-		in.Trail = append(in.Trail, me)
-		// 1. Deal with what is ours.
-		next := ""
-		for _, topic := range openTopics(in) {
-			note, blocked := deal(me, topic, in)
-			switch {
-			case note != "":
-				in.Notes, in.Done = append(in.Notes, note), append(in.Done, topic)
-			case next == "":
-				next = blocked
-			}
+// care is each peer of the swarm. All of them know the others, and none of them the whole way of a case.
+func care(ctx context.Context, r *agent.Run, in careCase) (careResult, error) {
+	in.Trail = append(in.Trail, r.Agent)
+	// 1. Deal with what is ours.
+	next := ""
+	for _, topic := range openTopics(in) {
+		note, blocked := deal(r.Agent, topic, in)
+		switch {
+		case note != "":
+			in.Notes, in.Done = append(in.Notes, note), append(in.Done, topic)
+		case next == "":
+			next = blocked
 		}
-		// 2. Nothing is open: the answer goes back along the trail.
-		if next == "" {
-			answer := strings.Join(in.Notes, " ")
-			if answer == "" {
-				answer = "We did not find what this is about; somebody will call you."
-			}
-			return careResult{answer, in.Trail}, nil
-		}
-		// 3. Hand the case on. The peer has it from here; this run waits without a slot.
-		if len(in.Trail) > maxHandoffs {
-			return careResult{}, agent.Fail("HandoffLimit", fmt.Errorf("the case was handed on %d times (%s) and %s is still open: a person has to take it",
-				len(in.Trail)-1, strings.Join(in.Trail, " → "), strings.Join(openTopics(in), ", ")))
-		}
-		r.Progress(float64(len(in.Trail))/(maxHandoffs+1), "handed to "+next)
-		return agent.Call[careResult](ctx, r, next, in)
 	}
+	// 2. Nothing is open: the answer goes back along the trail.
+	if next == "" {
+		answer := strings.Join(in.Notes, " ")
+		if answer == "" {
+			answer = "We did not find what this is about; somebody will call you."
+		}
+		return careResult{answer, in.Trail}, nil
+	}
+	// 3. Hand the case on. The peer has it from here, and how it ends there is how it ends here; this run waits without a slot.
+	if len(in.Trail) > maxHandoffs {
+		return careResult{}, agent.Fail(codeHandoffLimit, fmt.Errorf("the case was handed on %d times (%s) and %s is still open: a person has to take it",
+			len(in.Trail)-1, strings.Join(in.Trail, " → "), strings.Join(openTopics(in), ", ")))
+	}
+	r.Progress(float64(len(in.Trail))/(maxHandoffs+1), "handed to "+next)
+	out, err := agent.Call[careResult](ctx, r, next, in)
+	var peer *agent.ChildError
+	if errors.As(err, &peer) && peer.Code == codeHandoffLimit {
+		return out, agent.Fail(codeHandoffLimit, err)
+	}
+	return out, err
 }
 
 // openTopics are those that the text speaks of and nobody has dealt with.
