@@ -161,7 +161,7 @@ func (p *Plane) unprepared(id string, n int, err error, otherwise edit) edit {
 	if !errors.Is(err, ErrValueGone) {
 		return otherwise
 	}
-	return edit{id: id, decide: func(_ context.Context, rec *run.Record, now run.Instant) (draft, error) {
+	return edit{id: id, decide: func(ctx context.Context, rec *run.Record, now run.Instant) (draft, error) {
 		var d draft
 		if !rec.Live() || rec.Attempt != n {
 			return d, nil
@@ -173,8 +173,7 @@ func (p *Plane) unprepared(id string, n int, err error, otherwise edit) edit {
 		if rec.State == run.Canceling {
 			e.Type, e.Reason, e.Class = run.EvCanceled, rec.Reason, run.ClassCanceled
 		}
-		d.events = append(d.events, p.ended(rec, e))
-		return d, nil
+		return d, p.end(ctx, &d, rec, e)
 	}}
 }
 

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/errand-run/errand/shared/fleet"
 	"github.com/errand-run/errand/shared/run"
@@ -475,10 +476,11 @@ func (l *resultList) full(ctx context.Context, p *Plane) ([]childResult, error) 
 	return l.items, nil
 }
 
-// endFamily cancels the children of a stage, or of all stages for "", that have not ended.
-func (p *Plane) endFamily(ctx context.Context, parentID, stage string, reason run.Reason, message string) error {
+// endFamily cancels the children of a stage, or of all stages for "", that have not ended. Their attempts have the grace
+// that the cancel of the parent gave, where that is how it ends.
+func (p *Plane) endFamily(ctx context.Context, parent *run.Record, stage, message string) error {
 	for {
-		left, err := p.endSome(ctx, parentID, stage, reason, message)
+		left, err := p.endSome(ctx, parent, stage, message)
 		if err != nil || !left {
 			return err
 		}
@@ -490,8 +492,9 @@ const maxEnds = 2000
 
 // endSome cancels some of them and reports whether others are left. Children that are canceling already end by
 // themselves.
-func (p *Plane) endSome(ctx context.Context, parentID, stage string, reason run.Reason, message string) (left bool, err error) {
+func (p *Plane) endSome(ctx context.Context, parent *run.Record, stage, message string) (left bool, err error) {
 	// 1. Which they are.
+	parentID := parent.ID
 	p.mu.Lock()
 	k := p.ix.kin.of[parentID]
 	known := p.leads() && k != nil && (k.listed || stage != "" && k.stages[stage] != nil && k.stages[stage].read)
@@ -508,10 +511,11 @@ func (p *Plane) endSome(ctx context.Context, parentID, stage string, reason run.
 		open = open[:maxEnds]
 	}
 	// 2. Each is told.
+	c := CancelRequest{Reason: message, Grace: p.graceOf(parent), Actor: "run:" + parentID}
 	edits := make([]edit, len(open))
 	for i, at := range open {
-		edits[i] = edit{id: childID(parentID, at.stage, at.item), decide: func(_ context.Context, r *run.Record, now run.Instant) (draft, error) {
-			return p.cancelation(r, CancelRequest{Reason: message, Grace: p.cfg.Grace, Actor: "run:" + parentID}, reason, now), nil
+		edits[i] = edit{id: childID(parentID, at.stage, at.item), decide: func(ctx context.Context, r *run.Record, now run.Instant) (draft, error) {
+			return p.cancelation(ctx, r, c, run.ParentEnded, now)
 		}}
 	}
 	outcomes := p.changeAll(ctx, edits)
@@ -528,6 +532,16 @@ func (p *Plane) endSome(ctx context.Context, parentID, stage string, reason run.
 		}
 	}
 	return left && err == nil, err
+}
+
+// graceOf is how long the attempts of runs below one have to end when it does: as long as its own, if it was canceled.
+func (p *Plane) graceOf(rec *run.Record) time.Duration {
+	for _, e := range slices.Backward(rec.Tail) { // the cancel is among the newest events, unless many came meanwhile
+		if e.Type == run.EvCancelRequested && e.Due != 0 {
+			return min(max(e.Due.Sub(e.At)-p.cfg.WorkerLease, 0), maxGrace)
+		}
+	}
+	return p.cfg.Grace
 }
 
 // listChildren reads all children of a run into the index: once per leader and parent.

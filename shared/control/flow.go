@@ -158,11 +158,12 @@ func (p *Plane) grounded(ctx context.Context, rec *run.Record, why error) error 
 		reason = run.AgentDeleted
 	}
 	p.land(rec.ID)
-	return p.change(ctx, edit{id: rec.ID, decide: func(_ context.Context, r *run.Record, now run.Instant) (draft, error) {
+	return p.change(ctx, edit{id: rec.ID, decide: func(ctx context.Context, r *run.Record, now run.Instant) (draft, error) {
+		var d draft
 		if r.State != rec.State {
-			return draft{}, nil
+			return d, nil
 		}
-		return draft{events: []run.Event{p.ended(r, run.Event{Type: run.EvFailed, At: now, Reason: reason, Message: run.Clip(why.Error(), run.MaxMessage)})}}, nil
+		return d, p.end(ctx, &d, r, run.Event{Type: run.EvFailed, At: now, Reason: reason, Message: run.Clip(why.Error(), run.MaxMessage)})
 	}}).err
 }
 
@@ -201,7 +202,7 @@ func (p *Plane) tend(ctx context.Context, rec *run.Record, f *flight) (*workflow
 	// 3. Who is not needed any more.
 	if fam.ended < n {
 		why := fmt.Sprintf("stage %s goes on without it: %d of %d have succeeded, %d failed", a.Group, fam.succeeded, n, fam.failed)
-		left, err := p.endSome(ctx, rec.ID, a.Group, run.ParentEnded, why)
+		left, err := p.endSome(ctx, rec, a.Group, why)
 		if err != nil {
 			return nil, err
 		}
@@ -236,7 +237,7 @@ func (p *Plane) tend(ctx context.Context, rec *run.Record, f *flight) (*workflow
 
 // uncalled is the outcome of a stage whose children cannot be called: none of them, or not all.
 func (p *Plane) uncalled(ctx context.Context, rec *run.Record, a *workflow.Action, why error) (*workflow.Outcome, error) {
-	if err := p.endFamily(ctx, rec.ID, a.Group, run.ParentEnded, "another child of stage "+a.Group+" could not be called"); err != nil {
+	if err := p.endFamily(ctx, rec, a.Group, "another child of stage "+a.Group+" could not be called"); err != nil {
 		return nil, err
 	}
 	reason := run.NonRetryable
@@ -346,8 +347,7 @@ func (p *Plane) moved(ctx context.Context, d *draft, r *run.Record, a *workflow.
 		var refusal *Refusal
 		switch {
 		case errors.Is(err, run.ErrInvalid) || errors.Is(err, run.ErrTooLarge):
-			d.events = append(d.events, p.ended(r, run.Event{Type: run.EvFailed, At: now, Reason: run.NonRetryable, Message: run.Clip(fmt.Sprintf("%s: %v", a.Step, err), run.MaxMessage)}))
-			return nil
+			return p.end(ctx, d, r, run.Event{Type: run.EvFailed, At: now, Reason: run.NonRetryable, Message: run.Clip(fmt.Sprintf("%s: %v", a.Step, err), run.MaxMessage)})
 		case errors.As(err, &refusal):
 			return errFlowMoved // it is decided: what is remembered of the run is old
 		case err != nil:
@@ -358,9 +358,9 @@ func (p *Plane) moved(ctx context.Context, d *draft, r *run.Record, a *workflow.
 	case workflow.DoFinish:
 		output, writes := stash(r.ID, "out", a.Output, run.MaxInline)
 		d.writes = append(d.writes, writes...)
-		d.events = append(d.events, p.ended(r, run.Event{Type: run.EvSucceeded, At: now, Output: &output}))
+		return p.end(ctx, d, r, run.Event{Type: run.EvSucceeded, At: now, Output: &output})
 	case workflow.DoFail:
-		d.events = append(d.events, p.ended(r, run.Event{Type: run.EvFailed, At: now, Reason: a.Reason, Message: a.Message}))
+		return p.end(ctx, d, r, run.Event{Type: run.EvFailed, At: now, Reason: a.Reason, Message: a.Message})
 	}
 	return nil
 }

@@ -385,7 +385,7 @@ func (p *Plane) wasUndone(ctx context.Context, rec *run.Record) (bool, error) {
 	if rec.State == run.Succeeded {
 		return false, nil
 	}
-	children, err := p.childrenOf(ctx, rec, false)
+	children, err := p.childrenOf(ctx, rec)
 	if err != nil {
 		return false, err
 	}

@@ -602,9 +602,8 @@ func timersDid(next *run.Gate, did []string, now run.Instant) (events []run.Even
 func (p *Plane) gateDue(ctx context.Context, d *draft, rec *run.Record, now run.Instant) error {
 	g, err := p.gate(ctx, rec.Park.Name)
 	if isNotFound(err) {
-		d.events = append(d.events, p.ended(rec, run.Event{Type: run.EvFailed, At: now, Reason: run.GateExpired,
-			Message: fmt.Sprintf("gate %s, for which it waits, is gone from the store", rec.Park.Name)}))
-		return nil
+		return p.end(ctx, d, rec, run.Event{Type: run.EvFailed, At: now, Reason: run.GateExpired,
+			Message: fmt.Sprintf("gate %s, for which it waits, is gone from the store", rec.Park.Name)})
 	}
 	if err != nil {
 		return err

@@ -166,7 +166,7 @@ func (p *Plane) commitArrivals(ctx context.Context, list []arrival) {
 	}
 	for i, err := range p.store.Commit(ctx, units) {
 		if err == nil {
-			p.noted(list[i].rec, list[i].rec.Tail)
+			p.noted(ctx, list[i].rec, list[i].rec.Tail)
 		} else {
 			p.doubt(list[i].rec.ID) // it may have been written
 		}

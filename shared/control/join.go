@@ -109,7 +109,7 @@ func (p *Plane) lookAtFamily(ctx context.Context, rec *run.Record) (e edit, size
 	p.mu.Unlock()
 	switch {
 	case rec.State.Terminal():
-		left, err := p.endSome(ctx, rec.ID, "", run.ParentEnded, fmt.Sprintf("run %s, which called it, is %s", rec.ID, rec.State))
+		left, err := p.endSome(ctx, rec, "", fmt.Sprintf("run %s, which called it, is %s", rec.ID, rec.State))
 		p.mu.Lock()
 		switch k := p.ix.kin.of[rec.ID]; {
 		case left:
@@ -122,7 +122,7 @@ func (p *Plane) lookAtFamily(ctx context.Context, rec *run.Record) (e edit, size
 	case rec.State == run.Compensating:
 		return edit{}, 0, p.undo(ctx, rec)
 	case rec.State == run.Canceling:
-		left, err := p.endSome(ctx, rec.ID, "", run.ParentEnded, fmt.Sprintf("run %s, which called it, is being canceled", rec.ID))
+		left, err := p.endSome(ctx, rec, "", fmt.Sprintf("run %s, which called it, is being canceled", rec.ID))
 		if left {
 			p.lookAt(rec.ID)
 		}
@@ -151,7 +151,7 @@ func (p *Plane) join(ctx context.Context, rec *run.Record) (edit, int, error) {
 	}
 	// 2. What is left of it is not needed.
 	if f.ended < park.Size {
-		left, err := p.endSome(ctx, rec.ID, park.Step, run.ParentEnded, fmt.Sprintf("the run that called it goes on without it: %d of %d have succeeded, %d failed", f.succeeded, park.Size, f.failed))
+		left, err := p.endSome(ctx, rec, park.Step, fmt.Sprintf("the run that called it goes on without it: %d of %d have succeeded, %d failed", f.succeeded, park.Size, f.failed))
 		if left {
 			p.lookAt(rec.ID)
 		}
@@ -195,14 +195,15 @@ func (p *Plane) groupOf(ctx context.Context, rec *run.Record) (family, error) {
 
 // childless is the edit for a run that waits for children that it never called.
 func (p *Plane) childless(rec *run.Record, there int) edit {
-	return edit{id: rec.ID, decide: func(_ context.Context, r *run.Record, now run.Instant) (draft, error) {
+	return edit{id: rec.ID, decide: func(ctx context.Context, r *run.Record, now run.Instant) (draft, error) {
+		var d draft
 		if r.State != run.Waiting || r.Park.On != run.OnChildren || r.Park.Step != rec.Park.Step || r.Attempt != rec.Attempt {
-			return draft{}, nil
+			return d, nil
 		}
-		return draft{events: []run.Event{p.ended(r, run.Event{
+		return d, p.end(ctx, &d, r, run.Event{
 			Type: run.EvFailed, At: now, Reason: run.NonRetryable, Class: run.ClassUser, Code: "ChildrenMissing",
 			Message: fmt.Sprintf("it waits for %d children of step %s and has called %d: call all of them before it parks", rec.Park.Size, rec.Park.Step, there),
-		})}}, nil
+		})
 	}}
 }
 

@@ -356,8 +356,7 @@ func (p *Plane) orphan(r *run.Record, now run.Instant) (edit, bool) {
 		const why = "the server that executed it ended"
 		switch {
 		case rec.State == run.Canceling:
-			d.events = append(d.events, p.ended(rec, run.Event{Type: run.EvCanceled, At: now, Attempt: rec.Attempt, Reason: rec.Reason, Class: run.ClassCanceled, Message: why, Sure: true}))
-			return d, nil
+			return d, p.end(ctx, &d, rec, run.Event{Type: run.EvCanceled, At: now, Attempt: rec.Attempt, Reason: rec.Reason, Class: run.ClassCanceled, Message: why, Sure: true})
 		case rec.Stop != nil:
 			return d, p.failed(ctx, &d, rec, retry.Failure{Class: rec.Stop.Class, Message: why}, nil, true, now)
 		}

@@ -399,8 +399,7 @@ func (p *Plane) reported(r *runtime.Report) edit {
 		usage := p.usageOf(rec.ID, r)
 		// 3. An attempt that was told to stop has ended: whatever it says, its result is not taken.
 		if rec.State == run.Canceling {
-			d.events = append(d.events, p.ended(rec, run.Event{Type: run.EvCanceled, Attempt: r.N, At: now, Reason: rec.Reason, Message: rec.Message, Class: run.ClassCanceled, Usage: usage, Sure: vouches(r)}))
-			return d, nil
+			return d, p.end(ctx, &d, rec, run.Event{Type: run.EvCanceled, Attempt: r.N, At: now, Reason: rec.Reason, Message: rec.Message, Class: run.ClassCanceled, Usage: usage, Sure: vouches(r)})
 		}
 		if rec.Stop != nil {
 			f := retry.Failure{Class: rec.Stop.Class, Message: string(rec.Stop.Reason)}
@@ -501,15 +500,23 @@ func (p *Plane) usageOf(id string, r *runtime.Report) *run.Usage {
 	return nil
 }
 
-// ended completes a terminal event: when the record is removed. An end without success of a run that has something to
-// undo becomes the beginning of that, which the same end follows.
-func (p *Plane) ended(rec *run.Record, e run.Event) run.Event {
-	if e.Type != run.EvSucceeded && p.mustUndo(rec, e.Reason) {
-		e.Type = run.EvCompensating
-		return e
+// end adds the end of a run, and when its record is removed. An end without success of one that has something to undo
+// becomes the beginning of that, which the same end follows. Where it cannot be found out whether it has, nothing is added.
+func (p *Plane) end(ctx context.Context, d *draft, rec *run.Record, e run.Event) error {
+	undoes := false
+	if e.Type != run.EvSucceeded {
+		var err error
+		if undoes, err = p.mustUndo(ctx, rec, e.Reason); err != nil {
+			return err
+		}
 	}
-	e.Due = p.removeAt(rec, max(e.At, rec.UpdatedAt))
-	return e
+	if undoes {
+		e.Type = run.EvCompensating
+	} else {
+		e.Due = p.removeAt(rec, max(e.At, rec.UpdatedAt))
+	}
+	d.events = append(d.events, e)
+	return nil
 }
 
 // completed takes an output: it must be of the declared form and size.
@@ -531,10 +538,9 @@ func (p *Plane) completed(ctx context.Context, d *draft, rec *run.Record, r *run
 	if err := p.keepSession(ctx, d, rec, r.Session); err != nil {
 		return err
 	}
-	d.events = append(d.events, p.ended(rec, run.Event{
+	return p.end(ctx, d, rec, run.Event{
 		Type: run.EvSucceeded, At: now, Attempt: rec.Attempt, Output: &output, Usage: usage, Score: r.Score, Sure: true,
-	}))
-	return nil
+	})
 }
 
 // released puts the run back into the queue and gives the attempt back.

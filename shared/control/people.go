@@ -26,28 +26,33 @@ func (p *Plane) Cancel(ctx context.Context, id string, c CancelRequest) (*run.Re
 	if c.Grace > maxGrace {
 		return nil, refuse(CodeInvalid, "cancel run %s: grace %s, %s at most", id, c.Grace, maxGrace)
 	}
-	o := p.change(ctx, edit{id: id, decide: func(_ context.Context, r *run.Record, now run.Instant) (draft, error) {
-		return p.cancelation(r, c, run.CanceledByRequest, now), nil
+	o := p.change(ctx, edit{id: id, decide: func(ctx context.Context, r *run.Record, now run.Instant) (draft, error) {
+		return p.cancelation(ctx, r, c, run.CanceledByRequest, now)
 	}})
 	return o.rec, o.err
 }
 
 // cancelation ends a run for the reason, at once where nothing executes it; nothing where it has ended or is about to.
-func (p *Plane) cancelation(r *run.Record, c CancelRequest, reason run.Reason, now run.Instant) draft {
+func (p *Plane) cancelation(ctx context.Context, r *run.Record, c CancelRequest, reason run.Reason, now run.Instant) (draft, error) {
+	var d draft
 	if r.State.Terminal() || r.State == run.Canceling || r.State == run.Compensating {
-		return draft{}
+		return d, nil
 	}
-	asked := run.Event{Type: run.EvCancelRequested, At: now, Actor: c.Actor, Reason: reason, Message: c.Reason}
+	// Until then a live attempt, and those of runs below, have time to end.
+	asked := run.Event{Type: run.EvCancelRequested, At: now, Actor: c.Actor, Reason: reason, Message: c.Reason, Due: now.Add(c.Grace + p.cfg.WorkerLease)}
 	end := run.Event{Type: run.EvCanceled, At: now, Actor: c.Actor, Reason: reason, Message: c.Reason}
 	if r.Live() {
-		asked.Attempt, asked.Due = r.Attempt, now.Add(c.Grace+p.cfg.WorkerLease)
+		asked.Attempt = r.Attempt
+	}
+	d.events = append(d.events, asked)
+	if r.Live() {
 		if r.State != run.Assigned || !p.isClaimed(r) {
-			return draft{events: []run.Event{asked}}
+			return d, nil
 		}
 		// Nobody has claimed it, and a claim that comes later is refused: there is nothing to wait for.
 		end.Attempt, end.Class, end.Sure = r.Attempt, run.ClassCanceled, true
 	}
-	return draft{events: []run.Event{asked, p.ended(r, end)}}
+	return d, p.end(ctx, &d, r, end)
 }
 
 // Suspend stops a run until it is resumed. A live attempt is told to end and is given back. The run's deadline goes on.

@@ -274,7 +274,7 @@ func (p *Plane) stepBind(ctx context.Context, bindings []binding, now run.Instan
 			continue
 		}
 		pd := work[i]
-		p.noted(pd.rec, pd.events)
+		p.noted(ctx, pd.rec, pd.events)
 		if b.arrival != nil {
 			b.arrival.rec = pd.rec
 			b.arrival.done(*b.arrival, nil)
@@ -460,8 +460,9 @@ func (p *Plane) reread(ctx context.Context, now run.Instant) (all bool) {
 				p.mu.Unlock()
 				continue
 			case refusal != nil && !r.State.Terminal():
-				p.change(ctx, edit{id: r.ID, decide: func(_ context.Context, rec *run.Record, now run.Instant) (draft, error) {
-					return draft{events: []run.Event{p.ended(rec, run.Event{Type: run.EvFailed, At: now, Attempt: rec.Attempt, Reason: run.AgentDeleted, Message: refusal.Detail})}}, nil
+				p.change(ctx, edit{id: r.ID, decide: func(ctx context.Context, rec *run.Record, now run.Instant) (draft, error) {
+					var d draft
+					return d, p.end(ctx, &d, rec, run.Event{Type: run.EvFailed, At: now, Attempt: rec.Attempt, Reason: run.AgentDeleted, Message: refusal.Detail})
 				}})
 				continue
 			}
@@ -472,7 +473,7 @@ func (p *Plane) reread(ctx context.Context, now run.Instant) (all bool) {
 			}
 			_, next := p.ix.set(p, r, false)
 			p.mu.Unlock()
-			p.follow(r.ID, next)
+			p.follow(ctx, r.ID, next)
 			p.heard(r, known[r.ID])
 		}
 		ids = ids[n:]

@@ -149,7 +149,7 @@ func (p *Plane) changeRuns(ctx context.Context, ids []string, byRun map[string][
 		pd := work[k]
 		switch {
 		case err == nil:
-			p.noted(pd.rec, pd.events)
+			p.noted(ctx, pd.rec, pd.events)
 			for _, i := range byRun[pd.id] {
 				if outcomes[i].err == nil {
 					outcomes[i].rec = pd.rec
@@ -281,13 +281,13 @@ func (p *Plane) load(ctx context.Context, ids []string, fresh bool) ([]*run.Reco
 }
 
 // noted tells everyone in this process what was just written.
-func (p *Plane) noted(after *run.Record, events []run.Event) {
+func (p *Plane) noted(ctx context.Context, after *run.Record, events []run.Event) {
 	p.records.put(after)
 	p.tellRun(after.ID)
 	p.mu.Lock()
 	turn, next := p.ix.set(p, after, false)
 	p.mu.Unlock()
-	p.follow(after.ID, next)
+	p.follow(ctx, after.ID, next)
 	p.stats.observe(after, events)
 	p.watch.tell(Change{Run: after, Events: events})
 	if turn {
@@ -295,8 +295,8 @@ func (p *Plane) noted(after *run.Record, events []run.Event) {
 	}
 }
 
-// follow tells the attempt's runtime what a change means for it.
-func (p *Plane) follow(id string, e effect) {
+// follow tells the attempt's runtime what a change means for it: also where whoever asked for the change has given up.
+func (p *Plane) follow(ctx context.Context, id string, e effect) {
 	if !e.stop && !e.ended {
 		return
 	}
@@ -306,7 +306,7 @@ func (p *Plane) follow(id string, e effect) {
 	}
 	rt := p.cfg.Runtimes[t.Runtime]
 	if e.stop {
-		rt.Stop(context.Background(), id, e.n, e.reason, max(e.grace, 0))
+		rt.Stop(context.WithoutCancel(ctx), id, e.n, e.reason, max(e.grace, 0))
 		return
 	}
 	rt.Ended(id, e.n)

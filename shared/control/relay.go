@@ -409,6 +409,6 @@ func (p *Plane) meet(ctx context.Context, r *run.Record) {
 	p.mu.Lock()
 	_, next := p.ix.set(p, r, false)
 	p.mu.Unlock()
-	p.follow(r.ID, next)
+	p.follow(ctx, r.ID, next)
 	p.heard(r, known[r.ID])
 }

@@ -23,11 +23,10 @@ func (p *Plane) failed(ctx context.Context, d *draft, rec *run.Record, f retry.F
 		policy = a.Retry
 	}
 	if f.Code == string(run.StartFailed) && startFailures(rec) >= maxStartFailures-1 {
-		d.events = append(d.events, p.ended(rec, run.Event{
+		return p.end(ctx, d, rec, run.Event{
 			Type: run.EvFailed, At: now, Attempt: rec.Attempt, Reason: run.StartFailed, Class: f.Class, Code: f.Code,
 			Message: fmt.Sprintf("its start failed %d times in a row: %s", maxStartFailures, f.Message), Sure: sure,
-		}))
-		return nil
+		})
 	}
 	// 1. The policy sees the attempt as started, if the draft starts it.
 	seen := rec
@@ -56,8 +55,7 @@ func (p *Plane) failed(ctx context.Context, d *draft, rec *run.Record, f retry.F
 	}
 	// 3. The end.
 	e.Type, e.Reason = run.EvFailed, v.Reason
-	d.events = append(d.events, p.ended(rec, e))
-	return nil
+	return p.end(ctx, d, rec, e)
 }
 
 // maxStartFailures is how often in a row a start may be refused (a build that fails, a command that is not there) before
@@ -88,8 +86,7 @@ func (p *Plane) lost(id string, n int, why string, unspent bool) edit {
 		}
 		switch {
 		case rec.State == run.Canceling:
-			d.events = append(d.events, p.ended(rec, run.Event{Type: run.EvCanceled, Attempt: n, At: now, Reason: rec.Reason, Class: run.ClassCanceled}))
-			return d, nil
+			return d, p.end(ctx, &d, rec, run.Event{Type: run.EvCanceled, Attempt: n, At: now, Reason: rec.Reason, Class: run.ClassCanceled})
 		case rec.State == run.Assigned && !p.wasHanded(id, n):
 			return d, p.startFailed(ctx, &d, rec, why, now)
 		case unspent && rec.Stop == nil:
@@ -128,11 +125,10 @@ func (p *Plane) usageSoFar(id string, n int) *run.Usage {
 // startFailed gives an attempt back whose start certainly did not come about, up to the limit for poison.
 func (p *Plane) startFailed(ctx context.Context, d *draft, rec *run.Record, why string, now run.Instant) error {
 	if rec.Returned >= run.MaxReturned {
-		d.events = append(d.events, p.ended(rec, run.Event{
+		return p.end(ctx, d, rec, run.Event{
 			Type: run.EvFailed, At: now, Attempt: rec.Attempt, Reason: run.StartFailed, Class: run.ClassInfrastructure,
 			Message: fmt.Sprintf("gave up after %d failed starts: %s", rec.Returned, why), Sure: true,
-		}))
-		return nil
+		})
 	}
 	d.events = append(d.events, run.Event{
 		Type: run.EvStartFailed, At: now, Attempt: rec.Attempt, Class: run.ClassInfrastructure, Message: why,
@@ -159,15 +155,14 @@ func (p *Plane) due(id string) edit {
 			if rec.Live() { // what an attempt spent that has ended is on record, also where the index does not know of its end yet
 				e.Usage = p.usageSoFar(id, rec.Attempt)
 			}
-			d.events = append(d.events, p.ended(rec, e))
-			return d, nil
+			return d, p.end(ctx, &d, rec, e)
 		}
 		over := rec.Due != 0 && rec.Due <= now
 		switch rec.State {
 		case run.Queued:
 			if over {
-				d.events = append(d.events, p.ended(rec, run.Event{Type: run.EvFailed, At: now, Reason: run.QueueTimeout,
-					Message: "no slot came free in the time that timeouts.queue gives"}))
+				return d, p.end(ctx, &d, rec, run.Event{Type: run.EvFailed, At: now, Reason: run.QueueTimeout,
+					Message: "no slot came free in the time that timeouts.queue gives"})
 			}
 		case run.Held, run.Backoff:
 			if over {
@@ -186,8 +181,8 @@ func (p *Plane) due(id string) edit {
 			p.lookAt(id)
 		case run.Canceling:
 			if over {
-				d.events = append(d.events, p.ended(rec, run.Event{Type: run.EvCanceled, At: now, Attempt: rec.Attempt, Reason: rec.Reason,
-					Class: run.ClassCanceled, Message: "the attempt did not confirm its end"}))
+				return d, p.end(ctx, &d, rec, run.Event{Type: run.EvCanceled, At: now, Attempt: rec.Attempt, Reason: rec.Reason,
+					Class: run.ClassCanceled, Message: "the attempt did not confirm its end"})
 			}
 		case run.Assigned:
 			if over {
@@ -248,9 +243,8 @@ func (p *Plane) unschedulableDue(ctx context.Context, d *draft, rec *run.Record,
 		waitsUntil = rec.QueuedAt.Add(a.Timeouts.Queue.Std())
 	}
 	if waitsUntil != 0 && waitsUntil <= now {
-		d.events = append(d.events, p.ended(rec, run.Event{Type: run.EvFailed, At: now, Reason: run.NoEligibleTarget,
-			Message: "no target could take it in the time that timeouts.queue gives"}))
-		return nil
+		return p.end(ctx, d, rec, run.Event{Type: run.EvFailed, At: now, Reason: run.NoEligibleTarget,
+			Message: "no target could take it in the time that timeouts.queue gives"})
 	}
 	if a != nil {
 		p.mu.Lock()

@@ -67,8 +67,7 @@ func (p *Plane) undo(ctx context.Context, rec *run.Record) error {
 		if e.Reason == run.CanceledByRequest || e.Reason == run.ParentEnded {
 			e.Type = run.EvCanceled
 		}
-		d.events = append(d.events, p.ended(r, e))
-		return d, nil
+		return d, p.end(ctx, &d, r, e)
 	}}).err
 }
 
@@ -175,36 +174,77 @@ func (it *undoItem) what() string {
 const undoStage = "undo/"
 
 // mustUndo reports whether an end without success of a run has to undo something first.
-func (p *Plane) mustUndo(rec *run.Record, reason run.Reason) bool {
+func (p *Plane) mustUndo(ctx context.Context, rec *run.Record, reason run.Reason) (bool, error) {
+	// 1. Whether it, or a run that it called, may have done something.
 	switch {
 	case rec.Mode != "" || rec.State == run.Compensating:
-		return false
-	case !rec.Undoable && (rec.Kind == run.KindAgent || rec.StartedAt == 0):
-		return false
+		return false, nil
+	case rec.Undoable:
+	case rec.Kind != run.KindAgent:
+		if rec.StartedAt == 0 {
+			return false, nil
+		}
+	default:
+		if called, err := p.hasCalled(ctx, rec); err != nil || !called {
+			return false, err
+		}
 	}
-	return reason != run.ParentEnded || !p.undoneFromAbove(context.Background(), rec)
+	// 2. And whether that is not undone from above.
+	if reason != run.ParentEnded {
+		return true, nil
+	}
+	above, err := p.undoneFromAbove(ctx, rec)
+	return !above, err
+}
+
+// hasCalled reports whether a run of an agent has called others. Nothing is written to it for that until it waits for
+// them, and it may end before.
+func (p *Plane) hasCalled(ctx context.Context, rec *run.Record) (bool, error) {
+	if p.callsNone(ctx, rec) {
+		return false, nil
+	}
+	page, err := p.store.List(ctx, store.Query{By: store.ByParent, Parent: rec.ID, Limit: 1})
+	if err != nil {
+		return false, fmt.Errorf("look whether run %s has called others: %w", rec.ID, err)
+	}
+	return len(page.Docs) > 0, nil
+}
+
+// callsNone reports whether it is certain, without a look at the store, that a run has called no others.
+func (p *Plane) callsNone(ctx context.Context, rec *run.Record) bool {
+	switch {
+	case rec.Kind != run.KindAgent || rec.Undoable:
+		return false
+	case rec.Attempt == 0:
+		return true
+	}
+	a := p.agentOf(ctx, rec)
+	return a != nil && len(a.Permissions.Call) == 0
 }
 
 // undoneFromAbove reports whether a run ends because one above it is being undone: that one undoes also what this one
 // did, in the order that all of it happened.
-func (p *Plane) undoneFromAbove(ctx context.Context, rec *run.Record) bool {
+func (p *Plane) undoneFromAbove(ctx context.Context, rec *run.Record) (bool, error) {
 	for range run.MaxDepth {
 		if rec.Parent == "" {
-			return false
+			return false, nil
 		}
 		above, err := p.Get(ctx, rec.Parent)
-		if err != nil {
-			return false // then it undoes its own
-		}
-		if above.State == run.Compensating || above.State == run.Canceling && (above.Undoable || above.Kind != run.KindAgent) {
-			return true
-		}
-		if !above.State.Terminal() || above.Reason != run.ParentEnded {
-			return false
+		switch {
+		case isNotFound(err):
+			return false, nil // then it undoes its own
+		case err != nil:
+			return false, fmt.Errorf("look whether run %s is undone from above: %w", rec.ID, err)
+		case above.Mode != "": // what it does is not undone
+			return false, nil
+		case above.State == run.Compensating, above.State == run.Canceling: // it has called this one, and so undoes it
+			return true, nil
+		case !above.State.Terminal(), above.Reason != run.ParentEnded:
+			return false, nil
 		}
 		rec = above
 	}
-	return false
+	return false, nil
 }
 
 // undoItem is one thing to undo: the effects of a run, or a stage of a workflow.
@@ -239,7 +279,7 @@ func (p *Plane) planUndo(ctx context.Context, rec *run.Record, preview bool) (it
 		var below []*run.Record
 		for _, r := range level {
 			// 1. What it called.
-			children, err := p.childrenOf(ctx, r, preview)
+			children, err := p.childrenOf(ctx, r)
 			if err != nil {
 				return nil, 0, err
 			}
@@ -271,7 +311,7 @@ func (p *Plane) planUndo(ctx context.Context, rec *run.Record, preview bool) (it
 	switch {
 	case preview:
 	case open > 0:
-		if err := p.endFamily(ctx, rec.ID, "", run.ParentEnded, fmt.Sprintf("run %s, which called it, is being undone", rec.ID)); err != nil {
+		if err := p.endFamily(ctx, rec, "", fmt.Sprintf("run %s, which called it, is being undone", rec.ID)); err != nil {
 			return nil, 0, err
 		}
 		return nil, p.now().Add(undoLook), errUndoLater
@@ -298,9 +338,9 @@ func undidItself(r *run.Record, children []*run.Record) bool {
 	return slices.ContainsFunc(children, func(c *run.Record) bool { return strings.HasPrefix(c.Stage, undoStage) })
 }
 
-// childrenOf lists the runs that a run called; for an end, none of one that has called none for certain.
-func (p *Plane) childrenOf(ctx context.Context, r *run.Record, preview bool) ([]*run.Record, error) {
-	if r.Kind == run.KindAgent && !r.Undoable && !preview {
+// childrenOf lists the runs that a run called.
+func (p *Plane) childrenOf(ctx context.Context, r *run.Record) ([]*run.Record, error) {
+	if p.callsNone(ctx, r) {
 		return nil, nil
 	}
 	var all []*run.Record
@@ -448,10 +488,11 @@ func (p *Plane) ownerOf(ctx context.Context, rec *run.Record) string {
 
 // giveUpUndo ends a run that could not be undone.
 func (p *Plane) giveUpUndo(ctx context.Context, rec *run.Record, why string) error {
-	return p.change(ctx, edit{id: rec.ID, decide: func(_ context.Context, r *run.Record, now run.Instant) (draft, error) {
+	return p.change(ctx, edit{id: rec.ID, decide: func(ctx context.Context, r *run.Record, now run.Instant) (draft, error) {
+		var d draft
 		if r.State != run.Compensating {
-			return draft{}, nil
+			return d, nil
 		}
-		return draft{events: []run.Event{p.ended(r, run.Event{Type: run.EvFailed, At: now, Reason: run.CompensationFailed, Message: run.Clip(why, run.MaxMessage)})}}, nil
+		return d, p.end(ctx, &d, r, run.Event{Type: run.EvFailed, At: now, Reason: run.CompensationFailed, Message: run.Clip(why, run.MaxMessage)})
 	}}).err
 }
