@@ -68,7 +68,7 @@ func (l *ledger) undone() {
 		for k := l.runs[x.Run]; k != nil; k = l.runs[k.rec.Parent] {
 			r := k.rec
 			given = given || r.Reason == run.CompensationFailed
-			if r.State != run.Succeeded && (r.Undoable || r.Kind != run.KindAgent) {
+			if r.State != run.Succeeded {
 				why = fmt.Sprintf("run %s is %s (%s)", r.ID, r.State, r.Reason)
 			}
 		}
