@@ -515,6 +515,9 @@ func (ix *index) release(t *tracked, r *run.Record) {
 	}
 	if w := ix.workers[l.worker]; w != nil {
 		delete(w.holds, l.id)
+		if l.session != "" && attemptOf(r, l.n).StartedAt != 0 {
+			ix.turn(w, l.session)
+		}
 	}
 	if l.cost > 0 {
 		ix.queue.Correct(t.tenant, int64(l.slots)*tookOf(r, l.n).Milliseconds()-l.cost)
@@ -527,12 +530,20 @@ func (ix *index) release(t *tracked, r *run.Record) {
 
 // tookOf is how long an attempt that has ended ran; 0 if it never started. A short one's start is written with its end.
 func tookOf(r *run.Record, n int) time.Duration {
-	for i := range r.Attempts {
-		if a := &r.Attempts[i]; a.N == n && a.StartedAt != 0 {
-			return max(a.EndedAt.Sub(a.StartedAt), 0)
-		}
+	if a := attemptOf(r, n); a.StartedAt != 0 {
+		return max(a.EndedAt.Sub(a.StartedAt), 0)
 	}
 	return 0
+}
+
+// attemptOf is what the record says of an attempt, nothing if it is not in it.
+func attemptOf(r *run.Record, n int) run.Attempt {
+	for i := range r.Attempts {
+		if r.Attempts[i].N == n {
+			return r.Attempts[i]
+		}
+	}
+	return run.Attempt{}
 }
 
 // workersOf lists workers for people, by id.

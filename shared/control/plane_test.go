@@ -470,6 +470,18 @@ func TestASnapshotNeverUndoesALaterTurn(t *testing.T) {
 	wantSession(`2`)
 	stop("stranger", `9`)
 	wantSession(`2`)
+	// One that was handed a turn, and gave it back before it began, has nothing newer.
+	stop("w2", `2`) // and takes no more
+	r := h.submit(Submission{Agent: "book"})
+	if got := h.lease("w3", 1, "book"); len(got) != 1 || got[0].Run != r.ID {
+		t.Fatalf("w3 has %v, want the turn", got)
+	}
+	stop("w3", `0`) // while it has the turn
+	if res := h.report(runtime.Report{Type: runtime.Released, Run: r.ID, N: 1, Worker: "w3"}); res.Err != nil {
+		t.Fatal(res.Err)
+	}
+	stop("w3", `0`)
+	wantSession(`2`)
 }
 
 func TestDeclaredObjectsShowTheirStatusWithAndWithoutRuns(t *testing.T) {

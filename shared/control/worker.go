@@ -253,7 +253,6 @@ func (p *Plane) take(w *worker, agents []string, limit int, now run.Instant) []s
 		case len(taken) < limit && slices.Contains(agents, t.agent):
 			t.live.handed, t.live.worker = now, w.id
 			w.holds[id] = t.live.n
-			p.ix.turn(w, t.live.session)
 			p.ix.confirms = append(p.ix.confirms, confirm{now.Add(p.cfg.ConfirmAfter), id, t.live.n})
 			taken = append(taken, id)
 		default:
@@ -562,11 +561,9 @@ func (p *Plane) workerDue(id string, mono run.Instant) []edit {
 // maxTurns bounds what is remembered of whose turns were taken where.
 const maxTurns = 100_000
 
-// turn notes that a worker takes a turn of a session; with Plane.mu held.
+// turn notes that a worker has taken a turn of a session; with Plane.mu held. One that was only offered it has nothing newer
+// than what is kept.
 func (ix *index) turn(w *worker, key string) {
-	if key == "" {
-		return
-	}
 	if len(ix.lastTurn) >= maxTurns {
 		clear(ix.lastTurn) // snapshots of these sessions are passed over: their last turns are saved
 	}

@@ -72,6 +72,7 @@ func (l *ledger) wroteSession(p *process, u *store.Unit, d *store.Write) {
 			l.w.fail("a snapshot is of who took the last turn", "session %s by %q, the last turn was of %q", d.ID, l.snapping, s.last)
 		}
 		l.w.saw("snapshot of a session kept")
+		s.turn = "" // what it left is not the newest any more
 	}
 	s.state = bytes.Clone(d.Body)
 }
