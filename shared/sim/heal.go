@@ -157,9 +157,11 @@ func (w *world) round(p *process, r *rng) {
 		case a.dead:
 		case a.stop:
 			w.report(a, runtime.Report{Type: runtime.Failed, Run: a.Run, N: a.N, Worker: a.who(), Class: run.ClassCanceled, Ended: true}, true, r)
-		case a.call == nil && a.last == nil && a.undoesMore():
+		case a.last != nil: // nobody has told it yet that it was heard
+			w.report(a, *a.last, true, r)
+		case a.call == nil && a.undoesMore():
 			w.act(a, r)
-		case a.call == nil && a.last == nil && hasProgram(a.Agent.Name()):
+		case a.call == nil && hasProgram(a.Agent.Name()):
 			w.goOn(a, r)
 		case a.call == nil:
 			w.report(a, runtime.Report{Type: runtime.Completed, Run: a.Run, N: a.N, Worker: a.who(), Output: json.RawMessage(`"at last"`)}, true, r)

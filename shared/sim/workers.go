@@ -151,11 +151,13 @@ func (w *world) beat(x *worker, p *process, r *rng) {
 			standing, err := p.plane.Beat(w.ctx, b)
 			w.ledger.snapping = ""
 			w.ledger.checkAnswer("beat", err)
-			if err != nil {
+			var refusal *control.Refusal
+			if errors.As(err, &refusal) || err != nil && b.Sessions != nil {
 				return
 			}
+			// In an outage it was heard all the same: what failed is to answer it.
 			p.heard[x.id] = hearing{x.target, b.Agents, b.Slots, b.Draining, w.passed}
-			if !heard || !p.leads() {
+			if err != nil || !heard || !p.leads() {
 				return
 			}
 			known := make(map[string]control.AttemptStanding)
