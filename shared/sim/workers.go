@@ -152,7 +152,7 @@ func (w *world) beat(x *worker, p *process, r *rng) {
 			w.ledger.snapping = ""
 			w.ledger.checkAnswer("beat", err)
 			var refusal *control.Refusal
-			if errors.As(err, &refusal) || err != nil && b.Sessions != nil {
+			if errors.As(err, &refusal) && refusal.Cause == nil || err != nil && b.Sessions != nil {
 				return
 			}
 			// In an outage it was heard all the same: what failed is to answer it.
