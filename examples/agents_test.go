@@ -26,9 +26,8 @@ import (
 	"github.com/errand-run/errand/shared/invoice/book"
 	"github.com/errand-run/errand/shared/invoice/desk"
 	"github.com/errand-run/errand/shared/invoice/tally"
+	"github.com/errand-run/errand/shared/outside"
 )
-
-const patience = time.Minute // for a process that should take milliseconds
 
 var binaries string // folder of the built agents
 
@@ -107,10 +106,10 @@ func (r *recorder) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 // shape: the handler is the same.
 func execute(t *testing.T, a *fleet.Agent, d api.Document, url string) api.DocumentResult {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), outside.Patience)
 	defer cancel()
 	d.URL, d.Run, d.Attempt, d.Agent, d.Tenant, d.Mode = url, "r1", "r1.1", a.Name(), fleet.DefaultTenant, "run"
-	d.Key, d.Deadline = "r1", api.Time{Time: time.Now().Add(patience)}
+	d.Key, d.Deadline = "r1", api.Time{Time: time.Now().Add(outside.Patience)}
 	document, err := json.Marshal(d)
 	if err != nil {
 		t.Fatal(err)

@@ -16,6 +16,7 @@ import (
 	"github.com/errand-run/errand/shared/fleet"
 	"github.com/errand-run/errand/shared/invoice/intake"
 	"github.com/errand-run/errand/shared/invoice/journal"
+	"github.com/errand-run/errand/shared/outside"
 )
 
 // office is a server with the invoice-intake workflow, and the folder of its outside world.
@@ -133,8 +134,8 @@ func TestInvoicesWaitForAPersonAndArePostedOnce(t *testing.T) {
 	t.Parallel()
 	s := office(t)
 	runs := s.takeIn("march")
-	s.eventually("everything waits that has to", func() bool { return s.allAtGates(runs) })
-	s.crash()
+	outside.Eventually(s.t, outside.Patience, "everything waits that has to", func() bool { return s.allAtGates(runs) })
+	s.Reboot()
 	gates := s.gates()
 	if len(gates) != len(toPay) {
 		t.Fatalf("%d gates, want %d", len(gates), len(toPay))
@@ -172,7 +173,7 @@ func TestInvoicesWaitForAPersonAndArePostedOnce(t *testing.T) {
 			t.Errorf("%s again: %+v; want a duplicate of %s", file, out, runs[file])
 		}
 	}
-	s.eventually("the rejected one waits again", func() bool { return s.atGate(again["plain-eur.xml"]) })
+	outside.Eventually(s.t, outside.Patience, "the rejected one waits again", func() bool { return s.atGate(again["plain-eur.xml"]) })
 	if _, code := s.command("approve", s.gates()[again["plain-eur.xml"]], "--as", "ada"); code != 0 {
 		t.Errorf("approve: exit code %d", code)
 	}
@@ -200,9 +201,9 @@ func TestAnIntakeThatIsKilledAtEachStageRepeatsNone(t *testing.T) {
 	for i, name := range way {
 		if name == "ledger-post" {
 			// Between the verdict and the posting a person is waited for.
-			s.eventually("everything waits that has to", func() bool { return s.allAtGates(runs) })
+			outside.Eventually(s.t, outside.Patience, "everything waits that has to", func() bool { return s.allAtGates(runs) })
 			before := s.ended(runs)
-			s.crash()
+			s.Reboot()
 			s.stands(before, runs)
 			for _, id := range s.gates() {
 				if _, code := s.command("approve", id, "--as", "ada"); code != 0 {
@@ -211,10 +212,10 @@ func TestAnIntakeThatIsKilledAtEachStageRepeatsNone(t *testing.T) {
 			}
 		}
 		// 1. Everything that can has come to this stage, and no further.
-		s.eventually("the runs are at "+name, func() bool { return s.waitingAt(runs, name, way[i:]) })
+		outside.Eventually(s.t, outside.Patience, "the runs are at "+name, func() bool { return s.waitingAt(runs, name, way[i:]) })
 		// 2. What has ended stays ended, and nothing of it is done again.
 		before := s.ended(runs)
-		s.crash()
+		s.Reboot()
 		s.stands(before, runs)
 		// 3. On to the next; where the outside world is touched, with another kill in the middle of it.
 		if err := s.ResumeAgent(t.Context(), way[i]); err != nil {
@@ -222,11 +223,11 @@ func TestAnIntakeThatIsKilledAtEachStageRepeatsNone(t *testing.T) {
 		}
 		if file := map[string]string{"ledger-post": "ledger", "invoice-notify": "outbox"}[name]; file != "" {
 			touched := journal.File(filepath.Join(s.dir, ".errand", file+".jsonl"))
-			s.eventually("something is in the "+file, func() bool {
+			outside.Eventually(s.t, outside.Patience, "something is in the "+file, func() bool {
 				all, err := touched.All()
 				return err != nil || len(all) > 0
 			})
-			s.crash()
+			s.Reboot()
 		}
 	}
 	for _, id := range runs {

@@ -13,7 +13,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -21,6 +20,7 @@ import (
 	"github.com/errand-run/errand/shared/api"
 	"github.com/errand-run/errand/shared/fleet"
 	"github.com/errand-run/errand/shared/invoice/journal"
+	"github.com/errand-run/errand/shared/outside"
 	"github.com/errand-run/errand/shared/patterns"
 	"github.com/errand-run/errand/shared/patterns/model"
 )
@@ -94,15 +94,8 @@ func TestEachPatternRunsByItself(t *testing.T) {
 				t.Fatal(err)
 			}
 			cmd := errand(dir, "dev", "--once", "--addr", "127.0.0.1:0", "--data", ":memory:", "-f", filepath.Join(dir, "fleet"))
-			log := new(transcript)
-			cmd.Stdout, cmd.Stderr = log, log
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
-			timer := time.AfterFunc(patience, func() { _ = cmd.Process.Kill() })
-			defer timer.Stop()
-			if err := cmd.Wait(); err != nil {
-				t.Errorf("%v:\n%s", err, log.tail())
+			if p := outside.Start(t, cmd); p.Code(t) != 0 {
+				t.Errorf("exit code %d", p.Code(t))
 			}
 		})
 	}
@@ -160,8 +153,8 @@ func killed(t *testing.T, s *server, p pattern, undisturbed *api.Run) {
 		t.Fatal(err)
 	}
 	run := s.submit(api.Submit{Agent: undisturbed.Agent, Workflow: undisturbed.Workflow, Input: undisturbed.Input})
-	s.eventually("a run of "+p.before+" is called", func() bool { return s.count(run.ID, p.before) > 0 })
-	s.crash()
+	outside.Eventually(s.t, outside.Patience, "a run of "+p.before+" is called", func() bool { return s.count(run.ID, p.before) > 0 })
+	s.Reboot()
 	if err := s.ResumeAgent(t.Context(), p.before); err != nil {
 		t.Fatal(err)
 	}
@@ -420,9 +413,9 @@ func magenticResults(t *testing.T, s *server, runs []*api.Run) {
 func humanResults(t *testing.T, s *server, runs []*api.Run) {
 	rejected := s.submit(api.Submit{Workflow: "refund", Input: json.RawMessage(`{"order":"O-10","iban":"DE1","cents":100,"days":1}`)})
 	for _, id := range []string{runs[0].ID, rejected.ID} {
-		s.eventually("run "+id+" waits at its gate", func() bool { return s.atGate(id) })
+		outside.Eventually(s.t, outside.Patience, "run "+id+" waits at its gate", func() bool { return s.atGate(id) })
 	}
-	s.crash()
+	s.Reboot()
 	gates := s.gates()
 	if len(gates) != 2 {
 		t.Fatalf("gates %v; want those of both runs", gates)
@@ -510,8 +503,8 @@ func customResults(t *testing.T, s *server, runs []*api.Run) {
 	// A dear one asks first; the process is killed while it waits, and books once.
 	in := strings.Replace(strings.Replace(string(runs[0].Input), `2000`, `100`, 1), "O-31", "O-32", 1)
 	dear := s.submit(api.Submit{Agent: "order-fulfil", Input: json.RawMessage(in)})
-	s.eventually("the dear order waits at a gate", func() bool { return s.atGate(dear.ID) })
-	s.crash()
+	outside.Eventually(s.t, outside.Patience, "the dear order waits at a gate", func() bool { return s.atGate(dear.ID) })
+	s.Reboot()
 	if _, code := s.command("approve", s.gates()[dear.ID], "--as", "ada"); code != 0 {
 		t.Errorf("approve: exit code %d", code)
 	}

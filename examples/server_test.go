@@ -1,29 +1,24 @@
 package examples
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
-	"math/rand/v2"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/errand-run/errand/shared/agent"
 	"github.com/errand-run/errand/shared/api"
 	"github.com/errand-run/errand/shared/clerk"
 	"github.com/errand-run/errand/shared/cli"
+	"github.com/errand-run/errand/shared/devtest"
+	"github.com/errand-run/errand/shared/outside"
 	"github.com/errand-run/errand/shared/patterns"
 	"github.com/errand-run/errand/shared/runtime/process"
 )
@@ -44,15 +39,11 @@ func playPart() {
 	}
 }
 
-// server is an `errand dev` on data of its own.
+// server is an `errand dev` in a folder of the test.
 type server struct {
-	*api.Client
-	t    *testing.T
-	dir  string
-	addr string
-	cmd  *exec.Cmd
-	done chan struct{}
-	log  *transcript
+	*devtest.Server
+	t   *testing.T
+	dir string
 }
 
 // builtBy is how a manifest of the examples says where its program comes from.
@@ -95,7 +86,7 @@ func stage(t *testing.T, manifests ...string) string {
 // errand is a command of the errand program, in the folder of the test.
 func errand(dir string, args ...string) *exec.Cmd {
 	cmd := exec.Command(filepath.Join(dir, "bin", "errand"), args...)
-	cmd.Dir, cmd.WaitDelay = dir, time.Second
+	cmd.Dir = dir
 	for _, name := range []string{"PATH", "HOME", "TMPDIR"} {
 		if v, ok := os.LookupEnv(name); ok {
 			cmd.Env = append(cmd.Env, name+"="+v)
@@ -105,95 +96,17 @@ func errand(dir string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// serve starts a server on what stage has put into a folder, and ends it with the test.
+// serve starts a server on what stage has put into a folder. At the end of the test it is told to end, and has to.
 func serve(t *testing.T, dir string) *server {
 	t.Helper()
-	s := &server{t: t, dir: dir, log: new(transcript)}
-	// Below the ports that connections are made from: a client that dials a dead server could be given its port.
-	for try := 0; s.addr == ""; try++ {
-		addr := fmt.Sprintf("127.0.0.1:%d", 20_000+rand.N(12_000))
-		if l, err := net.Listen("tcp", addr); err == nil {
-			s.addr = addr
-			if err := l.Close(); err != nil {
-				t.Fatal(err)
-			}
-		} else if try == 100 {
-			t.Fatal(err)
-		}
-	}
-	client, err := api.NewClient(api.Options{URL: "http://" + s.addr})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.Client = client
-	s.boot()
+	s := &server{t: t, dir: dir, Server: devtest.Serve(t, func(addr string) *exec.Cmd {
+		return errand(dir, "dev", "--addr", addr, "--data", filepath.Join(dir, "errand.db"), "-f", filepath.Join(dir, "fleet"))
+	})}
 	t.Cleanup(func() {
-		_ = s.cmd.Process.Signal(syscall.SIGTERM)
-		select {
-		case <-s.done:
-		case <-time.After(patience / 2):
-			_ = s.cmd.Process.Kill()
-			<-s.done
-			t.Error("the server does not end when it is told to")
-		}
-		if t.Failed() {
-			t.Logf("the server wrote:\n%s", s.log.tail())
-		}
+		s.Send(t, syscall.SIGTERM)
+		s.Code(t)
 	})
 	return s
-}
-
-// boot starts the server's process and waits until it serves.
-func (s *server) boot() {
-	s.t.Helper()
-	s.cmd = errand(s.dir, "dev", "--addr", s.addr, "--data", filepath.Join(s.dir, "errand.db"), "-f", filepath.Join(s.dir, "fleet"))
-	stdout, w := io.Pipe()
-	s.cmd.Stdout, s.cmd.Stderr, s.done = w, s.log, make(chan struct{})
-	if err := s.cmd.Start(); err != nil {
-		s.t.Fatal(err)
-	}
-	cmd, done, serving := s.cmd, s.done, make(chan struct{})
-	go func() {
-		_ = cmd.Wait()
-		_ = w.Close()
-		close(done)
-	}()
-	go func() {
-		told := false
-		for lines := bufio.NewScanner(stdout); lines.Scan(); {
-			if !told && strings.HasPrefix(lines.Text(), "serving ") {
-				told = true
-				close(serving)
-			}
-			fmt.Fprintln(s.log, lines.Text())
-		}
-		_, _ = io.Copy(io.Discard, stdout)
-	}()
-	select {
-	case <-serving:
-	case <-done:
-		s.t.Fatalf("the server ended:\n%s", s.log.tail())
-	case <-time.After(patience):
-		s.t.Fatalf("the server does not serve:\n%s", s.log.tail())
-	}
-}
-
-// crash kills the server as a power cut would, and starts the next one on what it left.
-func (s *server) crash() {
-	s.t.Helper()
-	if err := s.cmd.Process.Kill(); err != nil {
-		s.t.Fatal(err)
-	}
-	<-s.done
-	// A program that the server was just starting holds what the server held until it is a process of its own.
-	s.eventually("the port is free again", func() bool {
-		l, err := net.Listen("tcp", s.addr)
-		if err == nil {
-			err = l.Close()
-		}
-		return err == nil
-	})
-	s.boot()
 }
 
 // submit starts a run of an agent or a workflow.
@@ -209,7 +122,7 @@ func (s *server) submit(sub api.Submit) *api.Run {
 // end waits for the end of a run.
 func (s *server) end(id string) *api.Run {
 	s.t.Helper()
-	ctx, cancel := context.WithTimeout(s.t.Context(), patience)
+	ctx, cancel := context.WithTimeout(s.t.Context(), outside.Patience)
 	defer cancel()
 	run, err := s.WaitRun(ctx, id)
 	if err != nil {
@@ -217,16 +130,6 @@ func (s *server) end(id string) *api.Run {
 		s.t.Fatalf("run %s does not end: %v\n%s", id, err, drawn(tree, 0))
 	}
 	return run
-}
-
-// eventually polls what happens in other processes until it is so.
-func (s *server) eventually(what string, is func() bool) {
-	s.t.Helper()
-	for end := time.Now().Add(patience); !is(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			s.t.Fatalf("not within %s: %s", patience, what)
-		}
-	}
 }
 
 // each walks a tree of runs, parents first.
@@ -278,20 +181,14 @@ func (s *server) count(id, agent string) (n int) {
 func (s *server) command(args ...string) (stdout string, code int) {
 	s.t.Helper()
 	cmd := errand(s.dir, args...)
-	cmd.Env = append(cmd.Env, "ERRAND_SERVER=http://"+s.addr)
-	var out, stderr bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &stderr
-	timer := time.AfterFunc(patience, func() { _ = cmd.Process.Kill() })
-	defer timer.Stop()
-	err := cmd.Run()
-	var exit *exec.ExitError
-	if err != nil && !errors.As(err, &exit) {
-		s.t.Fatal(err)
+	cmd.Env = append(cmd.Env, "ERRAND_SERVER=http://"+s.Addr)
+	var out bytes.Buffer
+	cmd.Stdout = &out
+	p := outside.Start(s.t, cmd)
+	if code = p.Code(s.t); code != 0 {
+		s.t.Logf("errand %s: exit code %d: %s", strings.Join(args, " "), code, p.Log.Tail())
 	}
-	if err != nil {
-		s.t.Logf("errand %s: %v: %s", strings.Join(args, " "), err, stderr.Bytes())
-	}
-	return out.String(), cmd.ProcessState.ExitCode()
+	return out.String(), code
 }
 
 // outputOf reads a run's output into a value.
@@ -305,23 +202,4 @@ func outputOf[T any](t *testing.T, run *api.Run) T {
 		t.Fatalf("output of %s: %v: %s", run.Name(), err, run.Output)
 	}
 	return out
-}
-
-// transcript keeps what a process wrote.
-type transcript struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (w *transcript) Write(b []byte) (int, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.text.Write(b)
-}
-
-func (w *transcript) tail() string {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	text := w.text.String()
-	return text[max(0, len(text)-8<<10):]
 }

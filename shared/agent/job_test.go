@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/errand-run/errand/shared/api"
+	"github.com/errand-run/errand/shared/outside"
 )
 
 // container is a container of a job, on synctest's clock.
@@ -21,7 +22,7 @@ type container struct {
 	vars   map[string]string
 	args   []string
 	told   map[string]string // set by the process in its environment
-	stderr lockedBuffer
+	stderr outside.Log
 }
 
 func newContainer(vars map[string]string) *container {

@@ -19,6 +19,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/errand-run/errand/shared/api"
+	"github.com/errand-run/errand/shared/outside"
 )
 
 func env(vars map[string]string) func(string) string {
@@ -134,7 +135,7 @@ func TestStdio(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			var stdout bytes.Buffer
-			var stderr lockedBuffer
+			var stderr outside.Log
 			p := &process{getenv: env(map[string]string{EnvProtocol: ProtocolStdio}), stdin: strings.NewReader(tt.document), stdout: &stdout, stderr: &stderr, name: "x"}
 			code := processOf(p, tt.handler)(t.Context())
 			if code != tt.wantCode || strings.TrimSpace(stdout.String()) != tt.want {
@@ -158,7 +159,7 @@ func TestStdioRecordsAtTheServer(t *testing.T) {
 		f.report(api.Report{Type: api.ReportStart, Attempt: l.Attempt, Token: l.Token})
 		doc, _ := json.Marshal(api.Document{Run: l.Run, Attempt: l.Attempt, Agent: "a", Input: l.Input})
 		var stdout bytes.Buffer
-		var o outside
+		var o world
 		p := &process{
 			getenv:  env(map[string]string{EnvAttempt: l.Attempt, EnvToken: l.Token, EnvURL: "http://fake"}),
 			connect: f.connect(t), stdin: bytes.NewReader(doc), stdout: &stdout, stderr: io.Discard, name: "x",
@@ -180,7 +181,7 @@ func TestStdioRecordsAtTheServer(t *testing.T) {
 // serving runs the http protocol on a free port.
 func serving(t *testing.T, vars map[string]string, h handle, opts ...Option) (url string, stop func() int) {
 	t.Helper()
-	var log lockedBuffer
+	var log outside.Log
 	listening := make(chan string, 1)
 	p := &process{getenv: env(vars), stderr: io.MultiWriter(&log, findPort(listening)), name: "x"}
 	for _, o := range opts {

@@ -13,14 +13,14 @@ import (
 
 type sent struct{ ID string }
 
-// outside counts what happens to the outside world.
-type outside struct {
+// world counts what happens to the outside world.
+type world struct {
 	done  []string // keys
 	fail  func(try int) error
 	tries int
 }
 
-func (o *outside) do(_ context.Context, key string) (sent, error) {
+func (o *world) do(_ context.Context, key string) (sent, error) {
 	o.tries++
 	if o.fail != nil {
 		if err := o.fail(o.tries); err != nil {
@@ -40,7 +40,7 @@ func TestOnce(t *testing.T) {
 	}
 	tests := map[string]struct {
 		effect    Effect[sent]
-		outside   outside
+		outside   world
 		break1    bool // the first attempt fails after the effect
 		wantState string
 		wantCode  string
@@ -51,31 +51,31 @@ func TestOnce(t *testing.T) {
 			break1: true, wantState: "succeeded", wantTries: 1, wantDone: 1,
 		},
 		"an effect that certainly did not happen is performed by the next attempt": {
-			outside:   outside{fail: func(try int) error { return map[bool]error{true: NotDone(errBoom)}[try == 1] }},
+			outside:   world{fail: func(try int) error { return map[bool]error{true: NotDone(errBoom)}[try == 1] }},
 			wantState: "succeeded", wantTries: 2, wantDone: 1,
 		},
 		"an unknown outcome is left to a person by default": {
-			outside: outside{fail: lost}, wantState: "waiting", wantTries: 1,
+			outside: world{fail: lost}, wantState: "waiting", wantTries: 1,
 		},
 		"an unknown outcome fails the run where asked to": {
-			effect: Effect[sent]{OnUnknown: FailRun}, outside: outside{fail: lost}, wantState: "failed", wantCode: CodeOutcomeUnknown, wantTries: 1,
+			effect: Effect[sent]{OnUnknown: FailRun}, outside: world{fail: lost}, wantState: "failed", wantCode: CodeOutcomeUnknown, wantTries: 1,
 		},
 		"an unknown outcome is repeated where that is harmless": {
-			effect: Effect[sent]{OnUnknown: Repeat}, outside: outside{fail: lost}, wantState: "succeeded", wantTries: 2, wantDone: 1,
+			effect: Effect[sent]{OnUnknown: Repeat}, outside: world{fail: lost}, wantState: "succeeded", wantTries: 2, wantDone: 1,
 		},
 		"the hook finds that it happened": {
 			effect: Effect[sent]{OnUnknown: Reconcile, Reconcile: func(_ context.Context, key string) (sent, bool, error) {
 				return sent{ID: "m" + key}, true, nil
 			}},
-			outside: outside{fail: lost}, wantState: "succeeded", wantTries: 1,
+			outside: world{fail: lost}, wantState: "succeeded", wantTries: 1,
 		},
 		"a hook is asked without being told to": {
 			effect:  Effect[sent]{Reconcile: func(_ context.Context, key string) (sent, bool, error) { return sent{ID: "m" + key}, true, nil }},
-			outside: outside{fail: lost}, wantState: "succeeded", wantTries: 1,
+			outside: world{fail: lost}, wantState: "succeeded", wantTries: 1,
 		},
 		"the hook finds that it did not happen": {
 			effect:  Effect[sent]{OnUnknown: Reconcile, Reconcile: func(context.Context, string) (sent, bool, error) { return sent{}, false, nil }},
-			outside: outside{fail: lost}, wantState: "succeeded", wantTries: 2, wantDone: 1,
+			outside: world{fail: lost}, wantState: "succeeded", wantTries: 2, wantDone: 1,
 		},
 		"the hook does not know at first": {
 			effect: Effect[sent]{OnUnknown: Reconcile, Reconcile: func() func(context.Context, string) (sent, bool, error) {
@@ -87,10 +87,10 @@ func TestOnce(t *testing.T) {
 					return sent{ID: "m" + key}, true, nil
 				}
 			}()},
-			outside: outside{fail: lost}, wantState: "succeeded", wantTries: 1,
+			outside: world{fail: lost}, wantState: "succeeded", wantTries: 1,
 		},
 		"reconcile without a hook is left to a person": {
-			effect: Effect[sent]{OnUnknown: Reconcile}, outside: outside{fail: lost}, wantState: "waiting", wantTries: 1,
+			effect: Effect[sent]{OnUnknown: Reconcile}, outside: world{fail: lost}, wantState: "waiting", wantTries: 1,
 		},
 	}
 	for name, tt := range tests {
@@ -157,7 +157,7 @@ func TestWhatTheHookFoundIsToldByTheCallThatWasTold(t *testing.T) {
 
 func TestOnceRefusesAnotherRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var o outside
+		var o world
 		r := perform(t, newFake(), `1`, func(ctx context.Context, r *Run, _ int) (int, error) {
 			_, err := Once(ctx, r, "mail", Effect[sent]{Request: r.Attempt, Do: o.do})
 			if r.Attempt == 1 {
@@ -221,7 +221,7 @@ func TestOnceBoundsDoByItsTime(t *testing.T) {
 func TestOnceRecordsWhatHappenedThroughAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake()
-		var o outside
+		var o world
 		r := perform(t, f, `1`, func(ctx context.Context, r *Run, _ int) (string, error) {
 			got, err := Once(ctx, r, "mail", Effect[sent]{Do: func(ctx context.Context, key string) (sent, error) {
 				f.setDown(true)
@@ -240,7 +240,7 @@ func TestOnceWithALostAnswerIsTheSameCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake()
 		f.loseAfter[":begin"], f.loseAfter[":commit"] = 1, 1
-		var o outside
+		var o world
 		r := perform(t, f, `1`, func(ctx context.Context, r *Run, _ int) (string, error) {
 			got, err := Once(ctx, r, "mail", Effect[sent]{Do: o.do})
 			return got.ID, err
@@ -253,7 +253,7 @@ func TestOnceWithALostAnswerIsTheSameCall(t *testing.T) {
 
 func TestEffectsOfDifferentStepsAreDifferent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var o outside
+		var o world
 		r := perform(t, newFake(), `1`, func(ctx context.Context, r *Run, _ int) (int, error) {
 			for _, step := range []string{"first", "second"} {
 				if _, err := Step(ctx, r, step, func(ctx context.Context) (sent, error) {
@@ -274,7 +274,7 @@ func TestForbiddenEffectIsFinal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake()
 		f.refuse["begin"] = problemOf(403, api.CodeForbidden, "effects: mail:* is not among the agent's permissions")
-		var o outside
+		var o world
 		r := perform(t, f, `1`, func(ctx context.Context, r *Run, _ int) (sent, error) {
 			return Once(ctx, r, "mail:x", Effect[sent]{Do: o.do})
 		})

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 	"strings"
 	"testing"
@@ -15,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/errand-run/errand/shared/api"
+	"github.com/errand-run/errand/shared/outside"
 )
 
 func TestLeaseOfAnAttemptThatIsKnownIsIgnored(t *testing.T) {
@@ -189,8 +189,8 @@ func TestServerThatDoesNotAnswerHeartbeatsIsAway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake()
 		f.beatLag = time.Minute
-		var log lockedBuffer
-		stop := f.serveWith(t, HostOptions{Handle: echo, Log: slog.New(slog.NewTextHandler(&log, nil))})
+		var log outside.Log
+		stop := f.serveWith(t, HostOptions{Handle: echo, Log: log.Logger()})
 		time.Sleep(defaultBeat + beatPatience + time.Second)
 		if got := log.String(); !strings.Contains(got, "server is away") || !strings.Contains(got, "no answer within 4s") {
 			t.Errorf("the log does not say it: %q", got)

@@ -134,11 +134,11 @@ func TestEachRuleCanFail(t *testing.T) {
 		},
 		"a conformance suite outside tests": {
 			file: "shared/control/suite.go", text: imports("control", "~/shared/storetest"),
-			want: []string{"shared/control/suite.go:2: layers: storetest is a conformance suite"},
+			want: []string{"shared/control/suite.go:2: layers: storetest is for tests, which alone import it"},
 		},
 		"a conformance suite in a command": {
 			file: "services/worker/suite.go", text: imports("main", "~/shared/storetest"),
-			want: []string{"services/worker/suite.go:2: layers: storetest is a conformance suite"},
+			want: []string{"services/worker/suite.go:2: layers: storetest is for tests, which alone import it"},
 		},
 		"the SDK reaches the control plane directly": {
 			file: "shared/agent/short.go", text: imports("agent", "~/shared/control"),

@@ -67,7 +67,7 @@ func (c *checker) layers() {
 				continue // it is reported as unknown, if it is there
 			}
 			if q.Suite && !f.test && !p.Suite {
-				c.report(f.path, i.line, "layers", "%s is a conformance suite, which tests alone import", name)
+				c.report(f.path, i.line, "layers", "%s is for tests, which alone import it", name)
 				continue
 			}
 			switch {

@@ -16,7 +16,7 @@ type Package struct {
 	// Beside are the packages of its own layer that it imports; everything else that it imports is in a lower layer.
 	Beside []string
 
-	// Suite marks a conformance suite: test files import it, and nothing else does.
+	// Suite marks what is for tests, such as a conformance suite: test files import it, and nothing else does but suites.
 	Suite bool
 }
 
@@ -125,6 +125,10 @@ func House() Rules {
 				"agent", "api", "cloudbox", "config", "host", "node", "version",
 				"cli/internal/bench", "cli/internal/board", "cli/internal/inputs", "cli/internal/render", "cli/internal/report",
 			}},
+
+			// Logs and processes that tests watch, and the server as such a process.
+			"outside": {Layer: ports, Suite: true},
+			"devtest": {Layer: doors, Beside: []string{"api"}, Suite: true},
 
 			// Stores to measure with, and tests of the whole.
 			"internal/seed": {Layer: doors},

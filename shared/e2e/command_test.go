@@ -50,7 +50,7 @@ func TestBatchWithAKeyIsSubmittedOnce(t *testing.T) {
 	if diff := cmp.Diff(first, batch()); len(first) != 2 || diff != "" {
 		t.Errorf("runs of the second time (-first +second):\n%s", diff)
 	}
-	s.reboot()
+	s.Reboot()
 	if diff := cmp.Diff(first, batch()); diff != "" {
 		t.Errorf("runs after a kill of the server (-before +after):\n%s", diff)
 	}

@@ -19,6 +19,7 @@ import (
 
 	"github.com/errand-run/errand/shared/agent"
 	"github.com/errand-run/errand/shared/api"
+	"github.com/errand-run/errand/shared/outside"
 )
 
 // Acceptance of effects that happen once, whatever dies in the middle, and of their undoing. Case F24.
@@ -208,7 +209,7 @@ func TestWhateverDiesTheEffectHappensOnce(t *testing.T) {
 		}
 		// 1. Where a person is asked, that person looks, and says what is true.
 		if x.policy == "ask" && open {
-			eventually(t, 2*patience, what+" waits", func() bool { return s.get(x.id).State == "waiting" })
+			outside.Eventually(t, 2*outside.Patience, what+" waits", func() bool { return s.get(x.id).State == "waiting" })
 			_, charges := x.bank.of(key())
 			happened := len(charges) > 0
 			body := api.Resolve{Happened: &happened}
@@ -218,7 +219,7 @@ func TestWhateverDiesTheEffectHappensOnce(t *testing.T) {
 			do(s.Resolve(t.Context(), key(), body))(t)
 		}
 		var r *api.Run
-		eventually(t, 2*patience, what+" ends", func() bool { r = s.get(x.id); return r.Terminal() })
+		outside.Eventually(t, 2*outside.Patience, what+" ends", func() bool { r = s.get(x.id); return r.Terminal() })
 		// 2. How often it was asked for, what came of it, and what the run says.
 		calls, charges := x.bank.of(key())
 		wantCalls, wantState := 1, "succeeded"
@@ -277,8 +278,8 @@ func TestWhatACanceledRunDidIsUndoneOnceWhateverDies(t *testing.T) {
 	if _, stderr, code := s.errand("cancel", r.ID); code != 0 {
 		t.Fatalf("cancel: exit code %d: %s", code, stderr)
 	}
-	eventually(t, patience, "the second is being undone", func() bool { return len(p.notes("undoing")) >= 2 })
-	s.reboot()
+	outside.Eventually(t, outside.Patience, "the second is being undone", func() bool { return len(p.notes("undoing")) >= 2 })
+	s.Reboot()
 	got := s.ends(r.ID)
 	if got.State != "canceled" || got.Reason != "Canceled" {
 		t.Errorf("run %s (%s: %s), want canceled", got.State, got.Reason, got.Message)

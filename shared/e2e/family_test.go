@@ -12,6 +12,7 @@ import (
 
 	"github.com/errand-run/errand/shared/agent"
 	"github.com/errand-run/errand/shared/api"
+	"github.com/errand-run/errand/shared/outside"
 )
 
 // Acceptance of runs that call runs.
@@ -50,7 +51,7 @@ func awaitGate(ctx context.Context, name string) error {
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
-		case <-time.After(pollEvery):
+		case <-time.After(20 * time.Millisecond):
 		}
 	}
 }
@@ -115,11 +116,11 @@ func TestNestedRunsSurviveTheServer(t *testing.T) {
 			p := newPlace(t)
 			s := newServerAt(p, p.agent("grower", c.program, c.protocol, limited))
 			root := s.submit("grower", `{"below": 2, "agent": "grower"}`)
-			eventually(t, patience, "two leaves are executed", func() bool { return len(s.notes("leaves")) >= 2 })
-			s.reboot()
-			eventually(t, patience, "leaves are executed again", func() bool { return len(s.notes("leaves")) >= 4 })
+			outside.Eventually(t, outside.Patience, "two leaves are executed", func() bool { return len(s.notes("leaves")) >= 2 })
+			s.Reboot()
+			outside.Eventually(t, outside.Patience, "leaves are executed again", func() bool { return len(s.notes("leaves")) >= 4 })
 			p.open("grown")
-			s.reboot()
+			s.Reboot()
 			r := s.ends(root.ID)
 			// A run of two generations has two subtrees of 1+2+1 runs, and one more leaf.
 			if r.State != "succeeded" || output[int](t, r) != 10 {

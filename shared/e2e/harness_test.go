@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -9,8 +8,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"math/rand/v2"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -24,6 +21,8 @@ import (
 
 	"github.com/errand-run/errand/shared/api"
 	"github.com/errand-run/errand/shared/cli"
+	"github.com/errand-run/errand/shared/devtest"
+	"github.com/errand-run/errand/shared/outside"
 	"github.com/errand-run/errand/shared/runtime/process"
 )
 
@@ -77,22 +76,6 @@ func note(file, line string) {
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "note:", err)
 		os.Exit(2)
-	}
-}
-
-// Bounds on waiting. They are for what hangs: nothing is expected to take so long.
-const (
-	patience  = 30 * time.Second
-	pollEvery = 20 * time.Millisecond
-)
-
-// eventually polls what happens in other processes until it is so.
-func eventually(t *testing.T, within time.Duration, what string, is func() bool) {
-	t.Helper()
-	for end := time.Now().Add(within); !is(); time.Sleep(pollEvery) {
-		if time.Now().After(end) {
-			t.Fatalf("not within %s: %s", within, what)
-		}
 	}
 }
 
@@ -153,14 +136,14 @@ func (p *place) pids() []int {
 // gone waits for the end of a process of this test. One that is left is an error, and is killed.
 func (p *place) gone(pid int) {
 	p.t.Helper()
-	end := time.Now().Add(patience / 2)
+	end := time.Now().Add(outside.Patience / 2)
 	for alive(pid) {
 		if time.Now().After(end) {
 			p.t.Errorf("process %d is left running", pid)
 			_ = syscall.Kill(pid, syscall.SIGKILL)
 			return
 		}
-		time.Sleep(pollEvery)
+		time.Sleep(20 * time.Millisecond)
 	}
 }
 
@@ -193,100 +176,29 @@ func (p *place) gorace() string {
 	return "atexit_sleep_ms=0 log_path=" + filepath.Join(p.dir, "race")
 }
 
-// child is a process that the test started itself.
-type child struct {
-	*exec.Cmd
-	exited chan struct{}
-	log    *transcript // of its standard error
+// start starts the test binary in a role. Both streams go to the log unless stdout is given.
+func (p *place) start(env []string, stdout io.Writer, args ...string) *outside.Program {
+	p.t.Helper()
+	return outside.Start(p.t, p.command(env, stdout, args...))
 }
 
-// start starts the test binary in a role. Both streams go to the transcript unless stdout is given. It is killed at the
-// end of the test.
-func (p *place) start(env []string, stdout io.Writer, args ...string) *child {
-	p.t.Helper()
-	c := &child{Cmd: exec.Command(self(), args...), exited: make(chan struct{}), log: new(transcript)}
-	c.Env, c.Dir, c.Stderr, c.Stdout = env, p.dir, c.log, stdout
-	if stdout == nil {
-		c.Stdout = c.log
-	}
-	// What it started may hold its streams open after its death.
-	c.WaitDelay = time.Second
-	if err := c.Start(); err != nil {
-		p.t.Fatalf("start %v: %v", args, err)
-	}
-	go func() {
-		_ = c.Wait()
-		close(c.exited)
-	}()
-	p.t.Cleanup(func() {
-		c.kill()
-		if p.t.Failed() {
-			p.t.Logf("%v wrote:\n%s", args, c.log.tail())
-		}
-	})
-	return c
+// command is the test binary in a role.
+func (p *place) command(env []string, stdout io.Writer, args ...string) *exec.Cmd {
+	cmd := exec.Command(self(), args...)
+	cmd.Env, cmd.Dir, cmd.Stdout = env, p.dir, stdout
+	return cmd
 }
 
 // program starts a program outside of any server, such as a worker that connects to one.
-func (p *place) program(role string, more ...string) *child {
+func (p *place) program(role string, more ...string) *outside.Program {
 	p.t.Helper()
 	return p.start(p.environment(role, more...), nil)
 }
 
-func (c *child) kill() {
-	_ = c.Process.Kill()
-	<-c.exited
-}
-
-func (c *child) signal(t *testing.T, s os.Signal) {
-	t.Helper()
-	if err := c.Process.Signal(s); err != nil {
-		t.Fatalf("signal %v: %v", s, err)
-	}
-}
-
-// code waits for the end of the process and returns its exit code.
-func (c *child) code(t *testing.T) int {
-	t.Helper()
-	select {
-	case <-c.exited:
-	case <-time.After(patience):
-		t.Fatalf("%v does not end:\n%s", c.Args, c.log.tail())
-	}
-	return c.ProcessState.ExitCode()
-}
-
-// transcript keeps what a process wrote.
-type transcript struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (w *transcript) Write(b []byte) (int, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.text.Write(b)
-}
-
-func (w *transcript) String() string {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.text.String()
-}
-
-func (w *transcript) tail() string {
-	text := w.String()
-	return text[max(0, len(text)-8<<10):]
-}
-
-// server is an `errand dev` on data of its own, and a client of it. It can be killed and started again on the same
-// port.
+// server is an `errand dev` in a place.
 type server struct {
 	*place
-	*api.Client
-	addr string
-	args []string
-	*child
+	*devtest.Server
 }
 
 // newServer starts a server on manifests and waits until it serves them.
@@ -297,72 +209,17 @@ func newServer(t *testing.T, manifests ...string) *server {
 
 func newServerAt(p *place, manifests ...string) *server {
 	p.t.Helper()
-	s := &server{place: p, args: []string{"--data", filepath.Join(p.dir, "errand.db")}}
+	args := []string{"dev", "--data", filepath.Join(p.dir, "errand.db")}
 	if len(manifests) > 0 {
 		file := filepath.Join(p.dir, "fleet.yaml")
 		if err := os.WriteFile(file, []byte(strings.Join(manifests, "\n---\n")), 0o600); err != nil {
 			p.t.Fatal(err)
 		}
-		s.args = append(s.args, "-f", file)
+		args = append(args, "-f", file)
 	}
-	// The port is below those from which connections are made: else a client that dials a server which is down may be
-	// given the server's own port.
-	for try := 0; ; try++ {
-		s.addr = fmt.Sprintf("127.0.0.1:%d", 20_000+rand.N(12_000))
-		if l, err := net.Listen("tcp", s.addr); err == nil {
-			if err := l.Close(); err != nil {
-				p.t.Fatal(err)
-			}
-			break
-		}
-		if try == 100 {
-			p.t.Fatal("no free port")
-		}
-	}
-	client, err := api.NewClient(api.Options{URL: "http://" + s.addr})
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	s.Client = client
-	s.boot()
-	return s
-}
-
-// boot starts the server's process and waits until it serves.
-func (s *server) boot() {
-	s.t.Helper()
-	stdout, w := io.Pipe()
-	serving := make(chan struct{})
-	s.child = s.start(s.environment(roleErrand), w, append([]string{"dev", "--addr", s.addr}, s.args...)...)
-	c := s.child
-	go func() {
-		<-c.exited
-		_ = w.Close()
-	}()
-	go func() {
-		// Read to the end: a server whose output nobody takes would wait.
-		for lines := bufio.NewScanner(stdout); lines.Scan(); {
-			if strings.HasPrefix(lines.Text(), "serving ") {
-				close(serving)
-			}
-			fmt.Fprintln(c.log, lines.Text())
-		}
-		_, _ = io.Copy(io.Discard, stdout)
-	}()
-	select {
-	case <-serving:
-	case <-c.exited:
-		s.t.Fatalf("the server ended:\n%s", c.log.tail())
-	case <-time.After(patience):
-		s.t.Fatalf("the server does not serve:\n%s", c.log.tail())
-	}
-}
-
-// reboot kills the server and starts the next one on what it left.
-func (s *server) reboot() {
-	s.t.Helper()
-	s.kill()
-	s.boot()
+	return &server{p, devtest.Serve(p.t, func(addr string) *exec.Cmd {
+		return p.command(p.environment(roleErrand), nil, append(args, "--addr", addr)...)
+	})}
 }
 
 // agent is a manifest of an agent that the server starts as one of the programs, to be spoken to in the protocol. The
@@ -391,16 +248,16 @@ func indent(block string) string {
 
 // workerEnv is the environment with which a program serves agents as a worker of the server.
 func (s *server) workerEnv(agents string, slots int) []string {
-	return []string{"ERRAND_URL=http://" + s.addr, "ERRAND_AGENT=" + agents, "ERRAND_SLOTS=" + strconv.Itoa(slots)}
+	return []string{"ERRAND_URL=http://" + s.Addr, "ERRAND_AGENT=" + agents, "ERRAND_SLOTS=" + strconv.Itoa(slots)}
 }
 
 // errand runs the command against the server to its end.
 func (s *server) errand(args ...string) (stdout, stderr string, code int) {
 	s.t.Helper()
 	var out bytes.Buffer
-	c := s.start(s.environment(roleErrand, "ERRAND_SERVER=http://"+s.addr), &out, args...)
-	code = c.code(s.t)
-	return out.String(), c.log.String(), code
+	c := s.start(s.environment(roleErrand, "ERRAND_SERVER=http://"+s.Addr), &out, args...)
+	code = c.Code(s.t)
+	return out.String(), c.Log.String(), code
 }
 
 // do fails the test on an error, and hands on the value.
@@ -445,7 +302,7 @@ func (s *server) get(id string) *api.Run {
 func (s *server) until(id, what string, is func(*api.Run) bool) *api.Run {
 	s.t.Helper()
 	var r *api.Run
-	eventually(s.t, patience, fmt.Sprintf("run %s %s", id, what), func() bool {
+	outside.Eventually(s.t, outside.Patience, fmt.Sprintf("run %s %s", id, what), func() bool {
 		r = s.get(id)
 		if r.Terminal() && !is(r) {
 			s.t.Fatalf("run %s is %s (%s: %s) and not %s", id, r.State, r.Reason, r.Message, what)
@@ -464,7 +321,7 @@ func (s *server) reaches(id string, states ...string) *api.Run {
 // ends waits for the end of a run.
 func (s *server) ends(id string) *api.Run {
 	s.t.Helper()
-	ctx, cancel := context.WithTimeout(s.t.Context(), patience)
+	ctx, cancel := context.WithTimeout(s.t.Context(), outside.Patience)
 	defer cancel()
 	return do(s.WaitRun(ctx, id))(s.t)
 }

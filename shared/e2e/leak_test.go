@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/errand-run/errand/shared/api"
+	"github.com/errand-run/errand/shared/outside"
 )
 
 // TestNoSlotIsLost is case F29: a thousand runs on three slots end in every way there is, and the server is killed in
@@ -78,7 +79,7 @@ func TestNoSlotIsLost(t *testing.T) {
 	}
 	close(late)
 	// 2. People cancel, and do not give up while the server is away.
-	ctx, cancel := context.WithTimeout(t.Context(), 3*patience)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*outside.Patience)
 	defer cancel()
 	var people sync.WaitGroup
 	people.Go(func() {
@@ -123,9 +124,9 @@ func TestNoSlotIsLost(t *testing.T) {
 		}
 		if kills <= 3 && live <= total-kills*total/4 {
 			kills++
-			s.reboot()
+			s.Reboot()
 		}
-		time.Sleep(5 * pollEvery)
+		time.Sleep(100 * time.Millisecond)
 	}
 	people.Wait()
 	// 4. Every run is over, and no instant saw more than three of them hold a slot.
@@ -183,7 +184,7 @@ func persist(ctx context.Context, call func() error) error {
 		select {
 		case <-ctx.Done():
 			return err
-		case <-time.After(pollEvery):
+		case <-time.After(20 * time.Millisecond):
 		}
 	}
 }
@@ -201,7 +202,7 @@ func (s *server) cancelRunning(ctx context.Context, id string) error {
 			_, err := s.Cancel(ctx, id, api.Cancel{})
 			return err
 		}
-		time.Sleep(5 * pollEvery)
+		time.Sleep(100 * time.Millisecond)
 	}
 }
 

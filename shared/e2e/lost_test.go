@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/errand-run/errand/shared/api"
+	"github.com/errand-run/errand/shared/outside"
 )
 
 // Acceptance of workers that die, hang, fall silent or are asked to end.
@@ -37,7 +38,7 @@ spec:
 func (s *server) entered(run string, attempt int) int {
 	s.t.Helper()
 	pid := 0
-	eventually(s.t, patience, fmt.Sprintf("attempt %s.%d begins", run, attempt), func() bool {
+	outside.Eventually(s.t, outside.Patience, fmt.Sprintf("attempt %s.%d begins", run, attempt), func() bool {
 		for _, line := range s.notes("stage") {
 			var id string
 			var n int
@@ -66,7 +67,7 @@ func (p *place) open(gate string) {
 // idle waits until no slot is in use.
 func (s *server) idle() {
 	s.t.Helper()
-	eventually(s.t, patience, "no slot is in use", func() bool { return s.used() == 0 })
+	outside.Eventually(s.t, outside.Patience, "no slot is in use", func() bool { return s.used() == 0 })
 }
 
 // succeeds waits for the end of a run and returns its output.
@@ -141,13 +142,13 @@ func TestWorkerThatHangsPastItsLeaseIsFenced(t *testing.T) {
 	slow := p.program("actor", append(s.workerEnv("field", 1), "ERRAND_WORKER=slow")...)
 	r := s.submit("field", `{"scenes": [{"gate": "late", "deaf": true, "say": "first"}, {"gate": "second", "say": "second"}]}`)
 	s.entered(r.ID, 1)
-	slow.signal(t, syscall.SIGSTOP)
+	slow.Send(t, syscall.SIGSTOP)
 	p.program("actor", append(s.workerEnv("field", 1), "ERRAND_WORKER=swift")...)
 	s.entered(r.ID, 2)
 	// 2. The first one comes back and ends its work beside its successor. It learns that the run is no longer its own.
 	p.open("late")
-	slow.signal(t, syscall.SIGCONT)
-	eventually(t, patience, "the handler that was late ends", func() bool { return slices.ContainsFunc(p.notes("stage"), leftAttempt(r.ID, 1)) })
+	slow.Send(t, syscall.SIGCONT)
+	outside.Eventually(t, outside.Patience, "the handler that was late ends", func() bool { return slices.ContainsFunc(p.notes("stage"), leftAttempt(r.ID, 1)) })
 	// 3. It can work again: the next run can only go there.
 	next := s.submit("field", `{"scenes": [{"say": "next"}]}`)
 	if got := s.succeeds(next.ID); got.PID != slow.Process.Pid {
@@ -250,8 +251,8 @@ func TestKilledExecHostLeavesNothingAndItsRunsGoOn(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t)
 	s := newServerAt(p, field)
-	host := func(slots string) *child {
-		return p.start(p.environment(roleErrand, "ERRAND_SERVER=http://"+s.addr), nil, "exec", "--agent", "field", "--slots", slots,
+	host := func(slots string) *outside.Program {
+		return p.start(p.environment(roleErrand, "ERRAND_SERVER=http://"+s.Addr), nil, "exec", "--agent", "field", "--slots", slots,
 			"--", "env", envRole+"=actor", self())
 	}
 	// 1. Two programs under a host that is killed.
@@ -259,7 +260,7 @@ func TestKilledExecHostLeavesNothingAndItsRunsGoOn(t *testing.T) {
 	const twice = `{"scenes": [{"gate": "never", "deaf": true}, {"say": "second"}]}`
 	one, two := s.submit("field", twice), s.submit("field", twice)
 	pids := []int{s.entered(one.ID, 1), s.entered(two.ID, 1)}
-	first.kill()
+	first.Kill()
 	for _, pid := range pids {
 		p.gone(pid)
 	}
@@ -299,12 +300,12 @@ func TestHandlerThatFallsSilentIsReplaced(t *testing.T) {
 // back must not count.
 func TestSIGTERMHandsRunsBack(t *testing.T) {
 	const script = `{"scenes": [{"gate": "never"}, {"gate": "never"}, {"gate": "never"}, {"fail": "NO", "retry": true}]}`
-	tests := map[string]func(*server) *child{
-		"of a worker on the SDK": func(s *server) *child {
+	tests := map[string]func(*server) *outside.Program{
+		"of a worker on the SDK": func(s *server) *outside.Program {
 			return s.program("actor", append(s.workerEnv("field", 1), "ERRAND_GRACE=0s")...)
 		},
-		"of errand exec": func(s *server) *child {
-			return s.start(s.environment(roleErrand, "ERRAND_SERVER=http://"+s.addr), nil,
+		"of errand exec": func(s *server) *outside.Program {
+			return s.start(s.environment(roleErrand, "ERRAND_SERVER=http://"+s.Addr), nil,
 				"exec", "--agent", "field", "--grace", "0s", "--", "env", envRole+"=actor", self())
 		},
 	}
@@ -317,9 +318,9 @@ func TestSIGTERMHandsRunsBack(t *testing.T) {
 			for n := 1; n <= 3; n++ {
 				worker := start(s)
 				pid := s.entered(r.ID, n)
-				worker.signal(t, syscall.SIGTERM)
-				if code := worker.code(t); code != 0 && code != 130 {
-					t.Errorf("the worker ended with code %d:\n%s", code, worker.log.tail())
+				worker.Send(t, syscall.SIGTERM)
+				if code := worker.Code(t); code != 0 && code != 130 {
+					t.Errorf("the worker ended with code %d:\n%s", code, worker.Log.Tail())
 				}
 				p.gone(pid)
 				s.until(r.ID, fmt.Sprintf("attempt %d is handed back", n), func(r *api.Run) bool {
@@ -350,14 +351,14 @@ func TestSIGTERMOfTheServerHandsRunsBack(t *testing.T) {
 	for _, id := range ids {
 		s.entered(id, 1)
 	}
-	s.signal(t, syscall.SIGTERM)
-	if code := s.code(t); code != 0 {
+	s.Send(t, syscall.SIGTERM)
+	if code := s.Code(t); code != 0 {
 		t.Errorf("the server ended with code %d, want 0", code)
 	}
 	for _, pid := range p.pids() {
 		p.gone(pid)
 	}
-	s.boot()
+	s.Boot()
 	for _, id := range ids {
 		if got := s.succeeds(id); got.Said != "second" {
 			t.Errorf("output %+v, want that of the second attempt", got)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/errand-run/errand/shared/api"
+	"github.com/errand-run/errand/shared/outside"
 )
 
 // Acceptance of runs that no target can take, and of those behind them.
@@ -175,7 +176,7 @@ func TestWideRunIsNotStarvedBySmallOnes(t *testing.T) {
 		do(s.SubmitBatch(t.Context(), batch))(t)
 	}
 	smalls(8)
-	eventually(t, patience, "the small ones fill the target", func() bool { return s.used() == 4 })
+	outside.Eventually(t, outside.Patience, "the small ones fill the target", func() bool { return s.used() == 4 })
 	wide := s.submit("wide", `{}`).ID
 	for started := false; !started; {
 		// There are always small ones that wait.

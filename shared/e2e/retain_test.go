@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/errand-run/errand/shared/api"
+	"github.com/errand-run/errand/shared/outside"
 )
 
 // Acceptance of retention: what has ended goes when its time is over, and says so before.
@@ -23,7 +24,7 @@ func TestAFinishedRunIsRemovedAfterItsTime(t *testing.T) {
 	}
 	// 2. Then it is gone, and the other one stays, also over a kill of the server.
 	s.isGone(brief.ID)
-	s.reboot()
+	s.Reboot()
 	s.isGone(brief.ID)
 	if r := s.get(lasting.ID); r.ExpiresAt != nil {
 		t.Errorf("%s expires %v", r.ID, r.ExpiresAt)
@@ -41,7 +42,7 @@ func TestAFinishedRunIsRemovedAfterItsTime(t *testing.T) {
 // isGone waits until there is no such run.
 func (s *server) isGone(id string) {
 	s.t.Helper()
-	eventually(s.t, patience, "run "+id+" is removed", func() bool {
+	outside.Eventually(s.t, outside.Patience, "run "+id+" is removed", func() bool {
 		_, err := s.Client.Run(s.t.Context(), id, 0)
 		var problem *api.Problem
 		return errors.As(err, &problem) && problem.Code() == api.CodeNotFound

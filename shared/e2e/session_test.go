@@ -14,6 +14,7 @@ import (
 
 	"github.com/errand-run/errand/shared/agent"
 	"github.com/errand-run/errand/shared/api"
+	"github.com/errand-run/errand/shared/outside"
 )
 
 // Acceptance of instances, whose sessions outlive every process.
@@ -92,7 +93,7 @@ func TestSessionsSurviveKillsOfTheirProcessAndOfTheServer(t *testing.T) {
 			// 3. The server killed in a turn, and others waiting.
 			five, six := begin("five", "never"), begin("six", "")
 			s.entered(five, 1)
-			s.reboot()
+			s.Reboot()
 			lines := end(five).Lines
 			if last := end(six).Lines; len(last) > len(lines) {
 				lines = last
@@ -138,7 +139,7 @@ func TestSignalWakesARunAcrossKills(t *testing.T) {
 	id := s.submit("actor", `{"scenes": [{"await": "word", "say": "heard"}]}`).ID
 	s.reaches(id, "waiting")
 	s.idle()
-	s.reboot()
+	s.Reboot()
 	if r := s.get(id); r.State != "waiting" || r.WaitsFor == nil || r.WaitsFor.Name != "word" {
 		t.Errorf("after a restart the run is %s and waits for %+v", r.State, r.WaitsFor)
 	}
@@ -159,7 +160,7 @@ func TestEventsAreFollowedAcrossKills(t *testing.T) {
 	s := newServerAt(p, p.agent("actor", "actor", "worker", quick))
 	id := s.submit("actor", `{"scenes": [{"gate": "never"}, {"gate": "end", "say": "done"}]}`).ID
 	s.entered(id, 1)
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), outside.Patience)
 	defer cancel()
 	var got []api.Event
 	for e, err := range s.FollowEvents(ctx, id, 0) {
@@ -169,7 +170,7 @@ func TestEventsAreFollowedAcrossKills(t *testing.T) {
 		got = append(got, e)
 		switch {
 		case e.Type == "started" && e.Attempt == 1:
-			s.reboot()
+			s.Reboot()
 		case e.Type == "started" && e.Attempt == 2:
 			p.open("end")
 		}
@@ -206,7 +207,7 @@ func TestRunGoesOnWithoutItsCaller(t *testing.T) {
 		left <- err
 	}()
 	var id string
-	eventually(t, patience, "the run begins", func() bool {
+	outside.Eventually(t, outside.Patience, "the run begins", func() bool {
 		for r := range s.Runs(t.Context(), api.RunFilter{Agent: "actor", State: []string{"running"}}) {
 			id = r.ID
 		}

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/errand-run/errand/shared/api"
+	"github.com/errand-run/errand/shared/outside"
 )
 
 // Acceptance of waits, deadlines and timeouts.
@@ -135,10 +136,10 @@ func TestDeadlinesSurviveAKillOfTheServer(t *testing.T) {
 	for state, id := range runs {
 		s.reaches(id, state)
 	}
-	s.reboot()
+	s.Reboot()
 	served := time.Now()
 	for state, id := range runs {
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		ctx, cancel := context.WithTimeout(t.Context(), outside.Patience)
 		r, err := s.WaitRun(ctx, id)
 		cancel()
 		if err != nil {

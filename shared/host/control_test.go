@@ -1,7 +1,6 @@
 package host
 
 import (
-	"bytes"
 	"encoding/json"
 	"io"
 	"log/slog"
@@ -218,22 +217,4 @@ func (c *control) client(t testing.TB) *api.Client {
 		t.Fatal(err)
 	}
 	return client
-}
-
-// journal keeps log lines.
-type journal struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (j *journal) Write(p []byte) (int, error) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.b.Write(p)
-}
-
-func (j *journal) String() string {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.b.String()
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"strings"
 	"sync"
 	"testing"
@@ -16,6 +15,7 @@ import (
 	"github.com/errand-run/errand/shared/agent"
 	"github.com/errand-run/errand/shared/bus"
 	"github.com/errand-run/errand/shared/bus/local"
+	"github.com/errand-run/errand/shared/outside"
 )
 
 // pond is a target's topic, its workers, and the control plane.
@@ -24,14 +24,14 @@ type pond struct {
 	c      *control
 	broker *local.Broker
 	bus    bus.Bus
-	log    *journal
+	log    *outside.Log
 
 	mu      sync.Mutex
 	effects map[string]int // by input
 }
 
 func newPond(t *testing.T) *pond {
-	p := &pond{t: t, c: newControl(), log: new(journal), effects: map[string]int{}}
+	p := &pond{t: t, c: newControl(), log: new(outside.Log), effects: map[string]int{}}
 	p.broker = local.NewBroker(local.Options{MaxDeliveries: 3, Log: quiet})
 	p.bus = p.broker.Open()
 	t.Cleanup(func() { _ = p.bus.Close() })
@@ -65,7 +65,7 @@ func (p *pond) work(d time.Duration) func(context.Context, *agent.Attempt) agent
 // worker runs a worker until it is stopped.
 func (p *pond) worker(name string, slots int, handle func(context.Context, *agent.Attempt) agent.Result) (pool *Pool, stop func()) {
 	p.t.Helper()
-	log := slog.New(slog.NewTextHandler(p.log, nil))
+	log := p.log.Logger()
 	client := p.c.client(p.t)
 	pool = &Pool{Bus: p.bus, Target: "lake", Agents: []string{"a"}, Client: client, Worker: name, Log: log}
 	h, err := agent.NewHost(client, agent.HostOptions{

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -18,6 +17,7 @@ import (
 	"github.com/errand-run/errand/shared/api"
 	"github.com/errand-run/errand/shared/bus"
 	"github.com/errand-run/errand/shared/bus/local"
+	"github.com/errand-run/errand/shared/outside"
 )
 
 // environment of a worker, with what a test sets.
@@ -101,7 +101,7 @@ func TestWhereAttemptsMayBeForwarded(t *testing.T) {
 type running struct {
 	c    *control
 	bus  bus.Bus
-	log  journal
+	log  outside.Log
 	stop func() error
 }
 
@@ -126,7 +126,7 @@ func launchOn(t *testing.T, b bus.Bus, vars map[string]string, command ...string
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- s.Run(ctx, r.bus, slog.New(slog.NewTextHandler(&r.log, nil))) }()
+	go func() { done <- s.Run(ctx, r.bus, r.log.Logger()) }()
 	r.stop = func() error { cancel(); return <-done }
 	t.Cleanup(func() {
 		cancel()

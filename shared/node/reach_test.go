@@ -1,16 +1,15 @@
 package node
 
 import (
-	"bytes"
 	"context"
 	"errors"
-	"log/slog"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/errand-run/errand/shared/outside"
 )
 
 // line is a bus that answers or not.
@@ -27,30 +26,12 @@ func (l *line) Reach(context.Context) error {
 	return nil
 }
 
-// text is a log that is read while it is written.
-type text struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (x *text) Write(p []byte) (int, error) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	return x.b.Write(p)
-}
-
-func (x *text) String() string {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	return x.b.String()
-}
-
 func TestABusOutOfReachIsToldAtTheStartAndOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var log text
+		var log outside.Log
 		l := new(line)
 		l.cut.Store(true)
-		r := &reach{bus: l, log: slog.New(slog.NewTextHandler(&log, nil))}
+		r := &reach{bus: l, log: log.Logger()}
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() { defer close(done); r.watch(ctx) }()

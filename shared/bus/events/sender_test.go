@@ -1,11 +1,9 @@
 package events
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -17,6 +15,7 @@ import (
 
 	"github.com/errand-run/errand/shared/bus"
 	"github.com/errand-run/errand/shared/bus/local"
+	"github.com/errand-run/errand/shared/outside"
 	"github.com/errand-run/errand/shared/run"
 )
 
@@ -70,24 +69,6 @@ func change(id string) (*run.Record, []run.Event) {
 }
 
 var errAway = errors.New("away")
-
-// journal is a log that may be read while it is written.
-type journal struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (j *journal) Write(p []byte) (int, error) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.buf.Write(p)
-}
-
-func (j *journal) String() string {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.buf.String()
-}
 
 func all(n int, err error) []error {
 	out := make([]error, n)
@@ -165,7 +146,7 @@ func TestSender(t *testing.T) {
 	})
 	t.Run("those without an outcome are told again, with the same id, and the others are not", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			var log journal
+			var log outside.Log
 			b := &away{outcomes: func(call int, ids []string) []error {
 				out := all(len(ids), nil)
 				if i := slices.Index(ids, "b/3"); i >= 0 && call < 4 {
@@ -173,7 +154,7 @@ func TestSender(t *testing.T) {
 				}
 				return out
 			}}
-			s, err := NewSender(Options{Bus: b, Cell: "main", Log: slog.New(slog.NewTextHandler(&log, nil))})
+			s, err := NewSender(Options{Bus: b, Cell: "main", Log: log.Logger()})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -198,13 +179,13 @@ func TestSender(t *testing.T) {
 	})
 	t.Run("one that the bus refuses is lost, counted and logged, and holds up no other", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			var log journal
+			var log outside.Log
 			b := &away{outcomes: func(_ int, ids []string) []error {
 				out := all(len(ids), nil)
 				out[0] = fmt.Errorf("message: %w", bus.ErrTooLarge)
 				return out
 			}}
-			s, err := NewSender(Options{Bus: b, Cell: "main", Log: slog.New(slog.NewTextHandler(&log, nil))})
+			s, err := NewSender(Options{Bus: b, Cell: "main", Log: log.Logger()})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -222,9 +203,9 @@ func TestSender(t *testing.T) {
 	})
 	t.Run("what comes while the queue is full is lost, counted, and logged now and then", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			var log journal
+			var log outside.Log
 			b := &away{outcomes: func(_ int, ids []string) []error { return all(len(ids), errAway) }}
-			s, stop := start(t, Options{Bus: b, MaxQueued: 10, LastWait: time.Second, Log: slog.New(slog.NewTextHandler(&log, nil))})
+			s, stop := start(t, Options{Bus: b, MaxQueued: 10, LastWait: time.Second, Log: log.Logger()})
 			for i := range 110 {
 				s.Send(change(fmt.Sprint("r", i)))
 			}

@@ -1,10 +1,8 @@
 package pubsub
 
 import (
-	"bytes"
 	"context"
 	"errors"
-	"log/slog"
 	"maps"
 	"path"
 	"slices"
@@ -20,6 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/errand-run/errand/shared/bus"
+	"github.com/errand-run/errand/shared/outside"
 )
 
 // wire stands between a bus and its broker: it counts requests by their method, and makes them fail.
@@ -157,26 +156,6 @@ const topic bus.Topic = "pool-checkers"
 
 var topics = []bus.Topic{topic}
 
-// log is a place for complaints.
-type log struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (l *log) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.Write(p)
-}
-
-func (l *log) count(text string) int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return strings.Count(l.buf.String(), text)
-}
-
-func (l *log) logger() *slog.Logger { return slog.New(slog.NewTextHandler(l, nil)) }
-
 // until polls what happens in another process, or behind a socket.
 func until(t *testing.T, what string, f func() bool) {
 	t.Helper()
@@ -290,8 +269,8 @@ func TestStreamFaults(t *testing.T) {
 		w := &wire{opens: func(n int) error {
 			return map[int]error{1: errAway, 2: status.Error(codes.Unknown, "strange"), 3: status.Error(codes.Canceled, "stranger")}[n]
 		}}
-		l := new(log)
-		b := br.declared(t, Options{Log: l.logger()}, topics, w.options()...)
+		l := new(outside.Log)
+		b := br.declared(t, Options{Log: l.Logger()}, topics, w.options()...)
 		handle, seen := collect()
 		stop := receive(t, b, topic, 1, handle)
 		publish(t, b, topic, "m")
@@ -299,8 +278,8 @@ func TestStreamFaults(t *testing.T) {
 		if err := stop(); err != nil {
 			t.Error(err)
 		}
-		if l.count("cannot receive") == 0 || l.count("receiving again") != 1 {
-			t.Errorf("the log says:\n%s", &l.buf)
+		if l.Count("cannot receive") == 0 || l.Count("receiving again") != 1 {
+			t.Errorf("the log says:\n%s", l)
 		}
 	})
 	t.Run("a stream that breaks is opened again, and what it took with it comes after its lease", func(t *testing.T) {
@@ -351,8 +330,8 @@ func TestStreamFaults(t *testing.T) {
 		t.Parallel()
 		br := newFake(t)
 		w := &wire{pongs: 1}
-		l := new(log)
-		b := br.declared(t, Options{Log: l.logger()}, topics, w.options()...)
+		l := new(outside.Log)
+		b := br.declared(t, Options{Log: l.Logger()}, topics, w.options()...)
 		b.times.ping, b.times.silence = 20*time.Millisecond, 50*time.Millisecond
 		handle, seen := collect()
 		receive(t, b, topic, 1, handle)
@@ -437,14 +416,14 @@ func TestSettleFaults(t *testing.T) {
 			}
 			return nil
 		}
-		l := new(log)
-		b := br.declared(t, Options{Log: l.logger()}, topics, w.options()...)
+		l := new(outside.Log)
+		b := br.declared(t, Options{Log: l.Logger()}, topics, w.options()...)
 		publish(t, b, topic, "m")
 		handle, seen := collect()
 		receive(t, b, topic, 1, handle)
 		next(t, seen, "the message")
 		next(t, refused, "the refusal")
-		until(t, "the complaint", func() bool { return l.count("not told") == 1 })
+		until(t, "the complaint", func() bool { return l.Count("not told") == 1 })
 		br.forward(DefaultAckDeadline + time.Second)
 		next(t, seen, "the message, again")
 	})
@@ -551,8 +530,8 @@ func TestSettleFaults(t *testing.T) {
 	t.Run("what is held for too long comes again, and is told of", func(t *testing.T) {
 		t.Parallel()
 		br := newFake(t)
-		l := new(log)
-		b := br.declared(t, Options{Log: l.logger(), MaxHold: 50 * time.Millisecond}, topics)
+		l := new(outside.Log)
+		b := br.declared(t, Options{Log: l.Logger(), MaxHold: 50 * time.Millisecond}, topics)
 		b.times.look = 10 * time.Millisecond
 		publish(t, b, topic, "m")
 		calls, release := make(chan int, 10), make(chan struct{})
@@ -562,7 +541,7 @@ func TestSettleFaults(t *testing.T) {
 			return nil
 		})
 		next(t, calls, "the message")
-		until(t, "the complaint", func() bool { return l.count("too long") >= 1 })
+		until(t, "the complaint", func() bool { return l.Count("too long") >= 1 })
 		br.forward(DefaultAckDeadline + time.Second)
 		if n := next(t, calls, "the message, again"); n != 2 {
 			t.Errorf("it says that it is delivery %d", n)
@@ -599,9 +578,9 @@ func TestDeadLetters(t *testing.T) { // case F09
 		br := newFake(t)
 		// The broker is far from giving up, as one that may not write to the dead letters never gets there.
 		br.declared(t, Options{MaxDeliveries: 100}, topics)
-		w, l := &wire{}, new(log)
+		w, l := &wire{}, new(outside.Log)
 		get := pauses(w)
-		b := br.open(t, Options{MaxDeliveries: 5, Log: l.logger()}, w.options()...)
+		b := br.open(t, Options{MaxDeliveries: 5, Log: l.Logger()}, w.options()...)
 		publish(t, b, topic, "m")
 		attempts := make(chan int, 100)
 		receive(t, b, topic, 4, func(_ context.Context, d *bus.Delivery) error {
@@ -623,8 +602,8 @@ func TestDeadLetters(t *testing.T) { // case F09
 		if diff := cmp.Diff(want, get()[:len(want)]); diff != "" {
 			t.Errorf("pauses in seconds (-want +got):\n%s", diff)
 		}
-		if n := l.count("has not become a dead letter"); n < 3 || n > 4 {
-			t.Errorf("%d complaints, want one for each delivery after the fifth:\n%s", n, &l.buf)
+		if n := l.Count("has not become a dead letter"); n < 3 || n > 4 {
+			t.Errorf("%d complaints, want one for each delivery after the fifth:\n%s", n, l)
 		}
 	})
 	t.Run("a broker whose count starts over gets its message handled all the same", func(t *testing.T) {
