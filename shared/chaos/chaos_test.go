@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -22,6 +21,8 @@ import (
 	"github.com/errand-run/errand/shared/agent"
 	"github.com/errand-run/errand/shared/api"
 	"github.com/errand-run/errand/shared/cli"
+	"github.com/errand-run/errand/shared/devtest"
+	"github.com/errand-run/errand/shared/outside"
 	"github.com/errand-run/errand/shared/run"
 	"github.com/errand-run/errand/shared/runtime/process"
 	"github.com/errand-run/errand/shared/store"
@@ -142,13 +143,10 @@ spec: {runtime: local, shapes: [pool], capacity: {runs: 48}}
 
 // chaos is one server after the other over the same file.
 type chaos struct {
-	t      *testing.T
-	dir    string
-	url    string
-	port   int
-	client *api.Client
-	server *exec.Cmd
-	mark   string // in the command line of everything that belongs to this test
+	*devtest.Server
+	t    *testing.T
+	dir  string
+	mark string // in the command line of everything that belongs to this test
 }
 
 // TestChaosServerKilled kills the server again and again while its runs and their effects are under way.
@@ -166,15 +164,16 @@ func TestChaosServerKilled(t *testing.T) {
 	c := newChaos(t)
 	submitted := 0
 	for round := range rounds {
-		c.start()
+		c.Boot()
 		submitted = c.keepInFlight(submitted, flight, rolls)
 		time.Sleep(time.Duration(100+rolls.IntN(700)) * time.Millisecond) // the instant of death is what is being tried
-		c.kill()
+		c.Kill()
 		c.nothingLeft(fmt.Sprintf("after kill %d", round+1))
 	}
-	c.start()
+	c.Boot()
 	c.allEnd(submitted)
-	c.stop()
+	c.Send(t, syscall.SIGINT)
+	c.Code(t)
 	c.nothingLeft("after the end")
 	c.verify(submitted)
 }
@@ -193,20 +192,10 @@ func newChaos(t *testing.T) *chaos {
 	if err := os.WriteFile(filepath.Join(c.dir, "fleet.yaml"), []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.port = l.Addr().(*net.TCPAddr).Port
-	l.Close()
-	c.url = fmt.Sprintf("http://127.0.0.1:%d", c.port)
-	if c.client, err = api.NewClient(api.Options{URL: c.url}); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if c.server != nil {
-			c.kill()
-		}
+	c.Server = devtest.New(t, func(addr string) *exec.Cmd {
+		cmd := exec.Command(c.mark, "dev", "-f", filepath.Join(c.dir, "fleet.yaml"), "--addr", addr, "--data", filepath.Join(c.dir, "chaos.db"))
+		cmd.Env = append(os.Environ(), beServer+"=1")
+		return cmd
 	})
 	return c
 }
@@ -230,55 +219,11 @@ func copyFile(t *testing.T, from, to string) {
 	}
 }
 
-func (c *chaos) start() {
-	c.t.Helper()
-	log, err := os.OpenFile(filepath.Join(c.dir, "server.log"), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	defer log.Close()
-	c.server = exec.Command(c.mark, "dev", "-f", filepath.Join(c.dir, "fleet.yaml"), "--addr", fmt.Sprintf("127.0.0.1:%d", c.port), "--data", filepath.Join(c.dir, "chaos.db"))
-	c.server.Env = append(os.Environ(), beServer+"=1")
-	c.server.Stdout, c.server.Stderr = log, log
-	if err := c.server.Start(); err != nil {
-		c.t.Fatal(err)
-	}
-	c.until("the server serves", 30*time.Second, func() bool {
-		_, err := c.client.Object(c.t.Context(), "agents", "appender")
-		return err == nil
-	})
-}
-
-func (c *chaos) kill() {
-	_ = c.server.Process.Signal(syscall.SIGKILL)
-	_ = c.server.Wait()
-	c.server = nil
-}
-
-func (c *chaos) stop() {
-	_ = c.server.Process.Signal(syscall.SIGINT)
-	_ = c.server.Wait()
-	c.server = nil
-}
-
-// until polls a process outside of this one.
-func (c *chaos) until(what string, limit time.Duration, ok func() bool) {
-	c.t.Helper()
-	deadline := time.Now().Add(limit)
-	for !ok() {
-		if time.Now().After(deadline) {
-			tail, _ := os.ReadFile(filepath.Join(c.dir, "server.log"))
-			c.t.Fatalf("after %s it is still not so that %s; the server said:\n%s", limit, what, tail[max(0, len(tail)-4000):])
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-}
-
 // keepInFlight submits, under keys, so many that flight runs are on their way. What the last kill interrupted is
 // submitted again under the same keys.
 func (c *chaos) keepInFlight(submitted, flight int, rolls *rand.Rand) int {
 	c.t.Helper()
-	stats, err := c.client.Stats(c.t.Context(), api.StatsFilter{})
+	stats, err := c.Stats(c.t.Context(), api.StatsFilter{})
 	if err != nil {
 		c.t.Fatalf("stats: %v", err)
 	}
@@ -293,7 +238,7 @@ func (c *chaos) keepInFlight(submitted, flight int, rolls *rand.Rand) int {
 			input, _ := json.Marshal(order{Line: fmt.Sprintf("line-%06d", first), Ms: 20 + int(lineRoll(first)%80)})
 			batch = append(batch, api.Submit{Agent: "appender", Key: fmt.Sprintf("key-%06d", first), Input: input})
 		}
-		items, err := c.client.SubmitBatch(c.t.Context(), batch)
+		items, err := c.SubmitBatch(c.t.Context(), batch)
 		if err != nil {
 			c.t.Fatalf("submit: %v", err)
 		}
@@ -314,8 +259,8 @@ func lineRoll(n int) uint32 {
 
 func (c *chaos) allEnd(submitted int) {
 	c.t.Helper()
-	c.until(fmt.Sprintf("all %d runs are over", submitted), 5*time.Minute, func() bool {
-		stats, err := c.client.Stats(c.t.Context(), api.StatsFilter{})
+	outside.Eventually(c.t, 5*time.Minute, fmt.Sprintf("all %d runs are over", submitted), func() bool {
+		stats, err := c.Stats(c.t.Context(), api.StatsFilter{})
 		if err != nil {
 			return false
 		}
@@ -326,7 +271,7 @@ func (c *chaos) allEnd(submitted int) {
 		if live > 0 {
 			return false
 		}
-		open, err := c.client.ListRuns(c.t.Context(), api.RunFilter{State: []string{"queued", "backoff", "waiting", "held", "assigned", "running"}}, api.Page{Limit: 1})
+		open, err := c.ListRuns(c.t.Context(), api.RunFilter{State: []string{"queued", "backoff", "waiting", "held", "assigned", "running"}}, api.Page{Limit: 1})
 		return err == nil && len(open.Items) == 0
 	})
 }
@@ -334,7 +279,7 @@ func (c *chaos) allEnd(submitted int) {
 // nothingLeft asserts that no process of this test but the test itself is alive.
 func (c *chaos) nothingLeft(when string) {
 	c.t.Helper()
-	c.until("no process is left "+when, 10*time.Second, func() bool {
+	outside.Eventually(c.t, 10*time.Second, "no process is left "+when, func() bool {
 		entries, err := os.ReadDir("/proc")
 		if err != nil {
 			return true // not on this system

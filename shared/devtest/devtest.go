@@ -26,9 +26,17 @@ type Server struct {
 	command func(addr string) *exec.Cmd
 }
 
-// Serve starts a server and returns when it serves; it is killed at the end of the test. The command is asked for each
-// process anew, is to listen on addr, and to keep its data where the next one finds it.
+// Serve starts a server and returns when it serves, as New and Boot.
 func Serve(t testing.TB, command func(addr string) *exec.Cmd) *Server {
+	t.Helper()
+	s := New(t, command)
+	s.Boot()
+	return s
+}
+
+// New makes a server that does not run yet. The command is asked for each of its processes anew, is to listen on addr, and
+// to keep its data where the next one finds it.
+func New(t testing.TB, command func(addr string) *exec.Cmd) *Server {
 	t.Helper()
 	s := &Server{Addr: freeAddr(t), t: t, command: command}
 	client, err := api.NewClient(api.Options{URL: "http://" + s.Addr})
@@ -36,7 +44,6 @@ func Serve(t testing.TB, command func(addr string) *exec.Cmd) *Server {
 		t.Fatal(err)
 	}
 	s.Client = client
-	s.Boot()
 	return s
 }
 
@@ -62,7 +69,7 @@ func isFree(addr string) bool {
 	return err == nil
 }
 
-// Boot starts the next process of a server that has none, and returns when it serves.
+// Boot starts the next process of a server that has none, and returns when it serves. It is killed at the end of the test.
 func (s *Server) Boot() {
 	s.t.Helper()
 	s.Program = outside.Start(s.t, s.command(s.Addr))
