@@ -349,6 +349,10 @@ func (p *Plane) story(rec *run.Record, e *Explanation, d placement.Diagnosis, ag
 		s = append(s, rec.Message)
 	}
 	switch {
+	case asksToUndo(rec):
+		s = append(s, "Not all that it did could be undone: it waits until people have decided whether that is tried again.")
+	case rec.State == run.Compensating:
+		s = append(s, fmt.Sprintf("What it did is undone now, what was done last first: \"errand tree %s\" shows by which runs.", rec.ID))
 	case rec.Kind == run.KindWorkflow:
 		s = append(s, flowStory(rec))
 	case agent == nil:
@@ -369,8 +373,11 @@ func (p *Plane) story(rec *run.Record, e *Explanation, d placement.Diagnosis, ag
 	case rec.State == run.Waiting && rec.Park.On == run.OnChildren: // of them it is told below
 	case rec.State == run.Waiting && rec.Park != nil:
 		what := "the time " + at(rec.Park.Until)
-		if rec.Park.On == run.OnInput {
+		switch rec.Park.On {
+		case run.OnInput:
 			what = "the signal " + rec.Park.Name
+		case run.OnGate:
+			what = "people have decided gate " + rec.Park.Name
 		}
 		s = append(s, "It is parked and holds no slot until "+what+".")
 	}

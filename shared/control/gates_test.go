@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -83,6 +84,9 @@ func TestARunGoesOnWhenPeopleHaveDecided(t *testing.T) {
 			}
 			if g.Requester != "rita" || g.State != run.GateOpen || g.Step != "pay" {
 				t.Fatalf("gate = %+v", g)
+			}
+			if e, err := h.p.Explain(t.Context(), r.ID, ""); err != nil || !strings.Contains(strings.Join(e.Story, " "), "until people have decided gate "+g.ID) {
+				t.Errorf("the story is %q, %v", e.Story, err)
 			}
 			if err := h.vote(g, "ann", c.verdict, g.ActionHash); err != nil {
 				t.Fatal(err)

@@ -570,6 +570,9 @@ func TestWhatCannotBeUndoneAtAllIsAskedOfPeople(t *testing.T) {
 			if err != nil || len(gates) != 1 || gates[0].Run != r.ID || len(gates[0].Approvers) != 1 || gates[0].Approvers[0] != "group:finance" {
 				t.Fatalf("gates %+v, %v", gates, err)
 			}
+			if e, err := h.p.Explain(t.Context(), r.ID, ""); err != nil || !strings.Contains(strings.Join(e.Story, " "), "waits until people have decided whether that is tried again") {
+				t.Errorf("the story is %q, %v", e.Story, err)
+			}
 			if x.restart {
 				h.open()
 			}

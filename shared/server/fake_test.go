@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -234,7 +235,7 @@ func (f *fakePlane) List(_ context.Context, q control.Filter, limit int, token s
 			skip = id != token
 			continue
 		}
-		if q.Agent != "" && r.Agent != q.Agent || q.Tenant != "" && r.Tenant != q.Tenant || q.Tenants != nil && !slices.Contains(q.Tenants, r.Tenant) ||
+		if q.Parent != "" && r.Parent != q.Parent || q.Workflow != "" && r.Kind != run.KindWorkflow || cmp.Or(q.Agent, q.Workflow, r.Agent) != r.Agent || q.Tenant != "" && r.Tenant != q.Tenant || q.Tenants != nil && !slices.Contains(q.Tenants, r.Tenant) ||
 			len(q.States) > 0 && !slices.Contains(q.States, r.State) {
 			continue
 		}

@@ -228,20 +228,24 @@ func (s *Server) decideGates(w http.ResponseWriter, r *http.Request) error {
 	}
 	ctx, cancel := detached(r.Context())
 	defer cancel()
-	// What is wrong with one decision is told in its place.
-	out := api.List[api.GateDecided]{Items: make([]api.GateDecided, len(q.Items))}
+	return writeJSON(w, http.StatusOK, api.List[api.GateDecided]{Items: s.decideMany(ctx, q.Items)})
+}
+
+// decideMany takes decisions, each for itself. What is wrong with one is told in its place.
+func (s *Server) decideMany(ctx context.Context, asked []api.GateDecideItem) []api.GateDecided {
+	out := make([]api.GateDecided, len(asked))
 	var votes []control.GateVote
 	var places []int
-	for i := range q.Items {
-		v, err := s.vote(ctx, q.Items[i].ID, &q.Items[i].GateDecide, "body.items["+itoa(i)+"]")
+	for i := range asked {
+		v, err := s.vote(ctx, asked[i].ID, &asked[i].GateDecide, "body.items["+itoa(i)+"]")
 		if err != nil {
-			out.Items[i].Error = problemOf(ctx, s.log, err)
+			out[i].Error = problemOf(ctx, s.log, err)
 			continue
 		}
 		votes, places = append(votes, v), append(places, i)
 	}
 	for k, o := range s.plane.DecideGates(ctx, votes) {
-		at := &out.Items[places[k]]
+		at := &out[places[k]]
 		if o.Err != nil {
 			at.Error = problemOf(ctx, s.log, o.Err)
 			continue
@@ -249,7 +253,7 @@ func (s *Server) decideGates(w http.ResponseWriter, r *http.Request) error {
 		g := gateOf(ctx, o.Gate)
 		at.Gate = &g
 	}
-	return writeJSON(w, http.StatusOK, out)
+	return out
 }
 
 // gateAsk is a question of the wire. Whether it is a good one is for the kernel to say.

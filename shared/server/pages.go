@@ -1,10 +1,8 @@
 package server
 
 import (
-	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -31,7 +29,7 @@ const (
 func (s *Server) pages() {
 	s.page(door{
 		path: "/", id: "pageFleet", need: view, summary: "The fleet and its runs, as a page.",
-	}, s.overviewPage, "state", "agent", "pageToken")
+	}, s.overviewPage, "state", "agent", "workflow", "parent", "pageToken")
 	s.page(door{
 		path: "/runs/{id}", id: "pageRun", need: view, summary: "A run and its story, as a page.",
 	}, s.runPage)
@@ -68,22 +66,29 @@ func (s *Server) page(d door, content func(r *http.Request) (any, error), query 
 			}
 			status, data = p.Status, dashboard.Failure{Version: s.version(), Problem: p}
 			if status == http.StatusUnauthorized {
-				w.Header().Set("WWW-Authenticate", `Basic realm="errand: any name, and an API token as password", charset="UTF-8"`)
+				w.Header().Set("WWW-Authenticate", challenge)
 			}
 		}
-		body, err := dashboard.Render(data)
-		if err != nil {
-			writeProblem(w, problemOf(r.Context(), s.log, err))
-			return
-		}
-		w.Header().Set("Content-Type", "text/html; charset=utf-8")
-		w.Header().Set("Content-Security-Policy", dashboard.Policy)
-		// With no-referrer, which other answers have, a browser sends a form from nowhere (Origin: null), as a page of
-		// somebody else's would.
-		w.Header().Set("Referrer-Policy", "same-origin")
-		w.WriteHeader(status)
-		_, _ = w.Write(body)
+		s.writePage(w, r, status, data)
 	})
+}
+
+// challenge is how a browser asks who somebody is.
+const challenge = `Basic realm="errand: any name, and an API token as password", charset="UTF-8"`
+
+func (s *Server) writePage(w http.ResponseWriter, r *http.Request, status int, data any) {
+	body, err := dashboard.Render(data)
+	if err != nil {
+		writeProblem(w, problemOf(r.Context(), s.log, err))
+		return
+	}
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	w.Header().Set("Content-Security-Policy", dashboard.Policy)
+	// With no-referrer, which other answers have, a browser sends a form from nowhere (Origin: null), as a page of
+	// somebody else's would.
+	w.Header().Set("Referrer-Policy", "same-origin")
+	w.WriteHeader(status)
+	_, _ = w.Write(body)
 }
 
 func (s *Server) version() api.Version {
@@ -97,7 +102,7 @@ func (s *Server) overviewPage(r *http.Request) (any, error) {
 	ctx := r.Context()
 	q := r.URL.Query()
 	// 1. The filters, which people may have edited.
-	f := api.RunFilter{Agent: q.Get("agent")}
+	f := api.RunFilter{Agent: q.Get("agent"), Workflow: q.Get("workflow"), Parent: q.Get("parent")}
 	if state := q.Get("state"); state != "" {
 		f.State = []string{state}
 	}
@@ -111,7 +116,8 @@ func (s *Server) overviewPage(r *http.Request) (any, error) {
 	}
 	// 2. What there is.
 	out := dashboard.Overview{
-		Now: time.Now(), Version: s.version(), State: q.Get("state"), Agent: f.Agent, Paged: token != "",
+		Now: time.Now(), Version: s.version(), Paged: token != "",
+		Filter: dashboard.Filter{State: q.Get("state"), Agent: f.Agent, Workflow: f.Workflow, Parent: f.Parent},
 	}
 	for _, state := range run.States {
 		out.States = append(out.States, string(state))
@@ -148,10 +154,10 @@ func (s *Server) runPage(r *http.Request) (any, error) {
 	}
 	out := dashboard.Run{Now: time.Now(), Version: s.version(), Run: brief(rec)}
 	// 1. What went in and came out.
-	if out.Input, err = s.pretty(ctx, rec.Input); err != nil {
+	if out.Input, err = s.shown(ctx, rec.Input); err != nil {
 		return nil, err
 	}
-	if out.Output, err = s.pretty(ctx, rec.Output); err != nil {
+	if out.Output, err = s.shown(ctx, rec.Output); err != nil {
 		return nil, err
 	}
 	// 2. Its story. The newest events matter most.
@@ -188,34 +194,35 @@ func (s *Server) runPage(r *http.Request) (any, error) {
 	}
 	out.MoreLogs = len(lines) >= pageLogs && next != ""
 	out.Logs = logLines(lines[:min(len(lines), pageLogs)])
-	tree, err := s.plane.Tree(ctx, rec.ID)
+	// 4. What it called, and whom it asked. The newest matter most.
+	children, err := s.plane.List(ctx, control.Filter{Parent: rec.ID}, pageRuns, "")
 	if err != nil {
 		return nil, err
 	}
-	for _, c := range tree.Children {
-		out.Children = append(out.Children, brief(c.Run))
+	out.Children, out.MoreChildren = briefs(children.Runs), children.Next != ""
+	gates, err := s.plane.GatesOf(ctx, rec.ID)
+	if err != nil {
+		return nil, err
+	}
+	for _, g := range gates[max(len(gates)-pageRuns, 0):] {
+		out.Gates = append(out.Gates, gateOf(ctx, g))
 	}
 	return out, nil
 }
 
-// pretty is a payload for people: indented, and cut where it is long.
-func (s *Server) pretty(ctx context.Context, p run.Payload) (string, error) {
+// shown is a payload for people.
+func (s *Server) shown(ctx context.Context, p run.Payload) (dashboard.Value, error) {
 	if p.Empty() {
-		return "", nil
+		return dashboard.Value{}, nil
 	}
 	raw, err := s.plane.Value(ctx, p)
-	if err != nil {
-		return "", fmt.Errorf("read a payload: %w", err)
+	switch {
+	case errors.Is(err, control.ErrValueGone): // what else is known is what people need then
+		return dashboard.Value{JSON: err.Error()}, nil
+	case err != nil:
+		return dashboard.Value{}, fmt.Errorf("read a payload: %w", err)
 	}
-	var b bytes.Buffer
-	if len(raw) > 4*pageText || json.Indent(&b, raw, "", "  ") != nil {
-		b.Reset()
-		b.Write(raw)
-	}
-	if b.Len() > pageText {
-		return strings.ToValidUTF8(string(b.Bytes()[:pageText]), "") + fmt.Sprintf("\n… %d bytes in all", len(raw)), nil
-	}
-	return b.String(), nil
+	return dashboard.ValueOf(raw, pageText), nil
 }
 
 // docs is the OpenAPI document as a page.

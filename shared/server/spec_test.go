@@ -65,6 +65,7 @@ GET /v1/triggers/{name}
 GET /v1/version
 GET /v1/workflows
 GET /v1/workflows/{name}
+POST /gates
 POST /gates/{id}
 POST /v1/agents/{name}:invoke
 POST /v1/agents/{name}:pause

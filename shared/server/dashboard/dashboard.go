@@ -3,7 +3,7 @@
 //
 // Pages are whole without JavaScript. With it, a page follows the stream that its main element names and fetches itself
 // again after changes. Everything is served from the binary, under a policy that allows nothing inline and no other
-// host; html/template escapes what agents and people wrote.
+// host; html/template escapes what agents and people wrote, and characters that hide or turn text are shown by their codes.
 package dashboard
 
 import (
@@ -33,48 +33,33 @@ type Overview struct {
 	Agents  []api.Object
 	Targets []api.Object
 	Runs    []api.Run
-	// State and Agent are the filters in effect, "" for none; Next is the token of older runs.
-	State, Agent, Next string
+	Filter  Filter
+	Next    string // token of older runs
 	// Paged: these are not the newest runs, so the page does not follow.
 	Paged  bool
 	States []string // every state, to choose from
 }
+
+// Filter selects the runs of the first page; "" for any.
+type Filter struct{ State, Agent, Workflow, Parent string }
 
 // Run is the page of one run.
 type Run struct {
 	Now           time.Time
 	Version       api.Version
 	Run           api.Run
-	Input, Output string // pretty-printed, cut where long
+	Input, Output Value // cut where long
 	Attempts      []api.Attempt
 	Events        []api.Event
 	MoreEvents    bool
 	Receipts      []api.Receipt
 	Logs          []api.LogLine
 	MoreLogs      bool
-	Children      []api.Run
+	Children      []api.Run // the newest
+	MoreChildren  bool
+	Gates         []api.Gate
 	Story         []string
 	Candidates    []api.Candidate
-}
-
-// Gates is the page of what waits for people.
-type Gates struct {
-	Now     time.Time
-	Version api.Version
-	Gates   []api.Gate
-	Mine    bool   // only those that whoever looks may decide
-	Next    string // token of more, ready for an address
-}
-
-// Gate is the page of one gate.
-type Gate struct {
-	Now                    time.Time
-	Version                api.Version
-	Gate                   api.Gate
-	Action, Context, Input string // indented
-	MayDecide              bool
-	NoLogin                bool   // whoever looks may decide under any name
-	Me                     string // who looks
 }
 
 // Docs is the description of the interface.
@@ -134,13 +119,13 @@ var staticFiles embed.FS
 
 var pages = func() map[string]*template.Template {
 	all := make(map[string]*template.Template)
-	for _, name := range []string{"overview", "run", "gates", "gate", "docs", "failure"} {
+	for _, name := range []string{"overview", "run", "gates", "gate", "decided", "docs", "failure"} {
 		all[name] = template.Must(template.New(name).Funcs(functions).ParseFS(templateFiles, "templates/layout.html", "templates/"+name+".html"))
 	}
 	return all
 }()
 
-// Render returns a page: of an Overview, a Run, Gates, a Gate, a Docs or a Failure. A page is rendered as a whole or not at all.
+// Render returns a page: of an Overview, a Run, Gates, a Gate, a Decided, a Docs or a Failure. A page is rendered as a whole or not at all.
 func Render(data any) ([]byte, error) {
 	// Pointers, so that templates reach methods of pointers.
 	var name string
@@ -153,6 +138,8 @@ func Render(data any) ([]byte, error) {
 		name, data = "gates", &d
 	case Gate:
 		name, data = "gate", &d
+	case Decided:
+		name, data = "decided", &d
 	case Docs:
 		name, data = "docs", &d
 	case Failure:
@@ -164,7 +151,7 @@ func Render(data any) ([]byte, error) {
 	if err := pages[name].ExecuteTemplate(&b, "layout", data); err != nil {
 		return nil, fmt.Errorf("dashboard: render %s: %w", name, err)
 	}
-	return b.Bytes(), nil
+	return visible(b.Bytes()), nil
 }
 
 // asset is a static file with its version.

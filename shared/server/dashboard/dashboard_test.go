@@ -46,7 +46,7 @@ func TestARunWithAllThatItCanHave(t *testing.T) {
 			CreatedAt: at, StartedAt: &at, WakeAt: &at, Deadline: &at, Cost: api.Cost{USD: 0.002, Tokens: 7}, Score: &score,
 			Placement: &api.PlacementBrief{Target: "local", Worker: "w"}, WaitsFor: &api.WaitsFor{On: "input", Name: "paid"},
 		},
-		Input: "{}", Output: "<x>", Story: []string{"one"}, MoreEvents: true, MoreLogs: true,
+		Input: ValueOf([]byte(`{}`), 0), Output: ValueOf([]byte(`"<x>"`), 0), Story: []string{"one"}, MoreEvents: true, MoreLogs: true,
 		Attempts:   []api.Attempt{{N: 1, State: "parked", StartedAt: &at, Usage: usage}},
 		Events:     []api.Event{{Seq: 1, Type: "submitted", State: "queued", At: at}},
 		Receipts:   []api.Receipt{{ID: "rc", Effect: "mail", State: "unknown", BegunAt: at}},

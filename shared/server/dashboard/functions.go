@@ -25,12 +25,18 @@ var functions = template.FuncMap{
 	"figures":  figuresOf,
 	"slots":    slotsOf,
 	"usd":      usd,
-	"query":    query,
 	"moment":   func(t *api.Time) api.Time { return *t },
 	"reversed": reversed,
 	"tone":     tone,
 	"live":     func(state string) bool { return tone(state) != "good" && tone(state) != "bad" && tone(state) != "gone" },
 	"lower":    strings.ToLower,
+	"minute":   minute,
+
+	"approvals":    approvals,
+	"verdict":      verdict,
+	"consequences": consequences,
+	"why":          why,
+	"stage":        stage,
 }
 
 // ago is how long before now a time is.
@@ -151,10 +157,25 @@ func slotsOf(o api.Object) api.TargetStats {
 	return out
 }
 
-// query is the address of the first page with filters.
-func query(state, agent, token string) string {
+// In is the filter with another state.
+func (f Filter) In(state string) Filter {
+	f.State = state
+	return f
+}
+
+// Of is the filter with an agent.
+func (f Filter) Of(agent string) Filter {
+	f.Agent, f.Workflow = agent, ""
+	return f
+}
+
+// Any reports whether it leaves anything out.
+func (f Filter) Any() bool { return f != Filter{} }
+
+// Address is that of the first page with the filter, from a token on.
+func (f Filter) Address(token string) string {
 	q := url.Values{}
-	for _, p := range [][2]string{{"state", state}, {"agent", agent}, {"pageToken", token}} {
+	for _, p := range [][2]string{{"state", f.State}, {"agent", f.Agent}, {"workflow", f.Workflow}, {"parent", f.Parent}, {"pageToken", token}} {
 		if p[1] != "" {
 			q.Set(p[0], p[1])
 		}
@@ -163,6 +184,18 @@ func query(state, agent, token string) string {
 		return "/"
 	}
 	return "/?" + q.Encode()
+}
+
+// stage says for what a child was called, and for which item where it is not the first.
+func stage(r api.Run) string {
+	s := r.Stage
+	if what, undoes := strings.CutPrefix(s, "undo/"); undoes {
+		s = "undoes " + what
+	}
+	if r.Item != nil && *r.Item > 0 {
+		s += fmt.Sprintf(", item %d", *r.Item)
+	}
+	return s
 }
 
 func reversed(events []api.Event) []api.Event {
