@@ -29,8 +29,8 @@ func TestLengthsOfTimeAreShort(t *testing.T) {
 
 func TestEndedRunsAreCountedOverTheWindow(t *testing.T) {
 	stats := api.Stats{States: map[string]int{"queued": 3}, Total: api.Figures{Succeeded: 5}}
-	got := tiles(stats, []string{"queued", "succeeded"})
-	if got[0] != (tile{"queued", 3, false}) || got[1] != (tile{"succeeded", 5, true}) {
+	got := tiles(stats, []string{"queued", "succeeded", "running", "waiting"})
+	if got[0] != (tile{State: "queued", Count: 3}) || got[1] != (tile{State: "succeeded", Count: 5, Lately: true}) || got[2] != (tile{State: "running"}) || got[3] != (tile{State: "waiting", Unknown: true}) {
 		t.Errorf("tiles %+v", got)
 	}
 }

@@ -103,9 +103,10 @@ func usd(v float64) string {
 
 // tile counts the runs in a state: now, or of those that ended, lately.
 type tile struct {
-	State  string
-	Count  int
-	Lately bool
+	State   string
+	Count   int
+	Lately  bool
+	Unknown bool // runs of the state rest in the store, where nobody counts them
 }
 
 func tiles(stats api.Stats, states []string) []tile {
@@ -113,8 +114,11 @@ func tiles(stats api.Stats, states []string) []tile {
 	out := make([]tile, 0, len(states))
 	for _, state := range states {
 		t := tile{State: state, Count: stats.States[state]}
-		if n, ok := ended[state]; ok {
-			t.Count, t.Lately = n, true
+		switch state {
+		case "succeeded", "failed", "canceled":
+			t.Count, t.Lately = ended[state], true
+		case "held", "waiting", "backoff", "suspended", "compensating":
+			t.Unknown = t.Count == 0
 		}
 		out = append(out, t)
 	}
