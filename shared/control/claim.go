@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"time"
 
 	"github.com/errand-run/errand/shared/admission"
 	"github.com/errand-run/errand/shared/fleet"
@@ -155,7 +157,8 @@ func (p *Plane) Begin(ctx context.Context, b Beginning) (Begun, error) {
 	if spec.Groups, err = x.groupsOf(ctx, &spec, b.Input); err != nil {
 		return Begun{}, err
 	}
-	if err := p.groupsFree(&spec); err != nil {
+	turn, err := p.placesFree(ctx, &spec)
+	if err != nil {
 		return Begun{}, err
 	}
 	a, err := p.arrivalOf(spec, b.Input, &agent.Timeouts, b.Actor, now)
@@ -174,9 +177,7 @@ func (p *Plane) Begin(ctx context.Context, b Beginning) (Begun, error) {
 		}
 	}
 	// 3. It is a fact that it runs: nothing is placed, and nothing waits for a pass.
-	var out Submitted
-	a.done = func(x arrival, err error) { out = p.settle(ctx, x, err) }
-	p.commitArrivals(ctx, []arrival{a})
+	out := p.commitBegun(ctx, a, turn)
 	if out.Err != nil {
 		return Begun{}, out.Err
 	}
@@ -198,6 +199,32 @@ func (p *Plane) Begin(ctx context.Context, b Beginning) (Begun, error) {
 		next.Index, next.Completions = &b.Index, b.Completions
 	}
 	return Begun{Run: out.Run, Assignment: &next}, err
+}
+
+// commitBegun writes a run that runs. turn is what placesFree gave for it; once more where another process had that turn.
+func (p *Plane) commitBegun(ctx context.Context, a arrival, turn []store.Write) (out Submitted) {
+	payloads := a.writes
+	for range conflictTries {
+		var failure error
+		a.done = func(_ arrival, err error) { failure = err }
+		a.writes = append(slices.Clone(payloads), turn...)
+		p.commitArrivals(ctx, []arrival{a})
+		isNew := slices.ContainsFunc(turn, func(w store.Write) bool { return w.Expect == 0 })
+		switch {
+		case len(turn) > 0 && errors.Is(failure, store.ErrConflict):
+		case isNew && errors.Is(failure, store.ErrExists): // the turn, or the run
+			if _, err := p.Get(ctx, a.rec.ID); !isNotFound(err) {
+				return p.settle(ctx, a, failure)
+			}
+		default:
+			return p.settle(ctx, a, failure)
+		}
+		var err error
+		if turn, err = p.placesFree(ctx, &a.rec.Spec); err != nil {
+			return Submitted{Err: err}
+		}
+	}
+	return Submitted{Err: &Refusal{Code: CodeOverloaded, Detail: fmt.Sprintf("begin run %s: many runs of its groups begin at the same time", a.rec.ID), RetryAfter: time.Second}}
 }
 
 // begunEvents place and start the next attempt of a queued run where it runs already.
@@ -263,6 +290,11 @@ func (p *Plane) beginAgain(ctx context.Context, r *run.Record, b *Beginning) (*r
 			}
 			return draft{}, taken
 		}
+		turn, err := p.placesFree(ctx, &rec.Spec)
+		if err != nil {
+			return draft{}, err
+		}
+		d.writes = append(d.writes, turn...)
 		return d, add(p.begunEvents(ctx, seen, b.Worker, now)...)
 	}})
 	if errors.Is(o.err, run.ErrFenced) {

@@ -1,6 +1,7 @@
 package control
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 	"github.com/errand-run/errand/shared/fleet"
 	"github.com/errand-run/errand/shared/run"
 	"github.com/errand-run/errand/shared/runtime"
+	"github.com/errand-run/errand/shared/store"
 )
 
 // writer is an agent of which one run per vendor is in progress at a time.
@@ -272,5 +274,152 @@ func TestAStageRunsSoManyChildrenAtATimeAndTheirKeysApart(t *testing.T) {
 	}
 	if n := h.p.ix.queue.Occupied(); n != 0 {
 		t.Fatalf("%d places are in use", n)
+	}
+}
+
+// crossing is a store during whose look at what is in progress, after some that it skips, something else happens.
+type crossing struct {
+	store.Store
+	skip      int
+	meanwhile func()
+}
+
+func (s *crossing) Held(ctx context.Context, each func(store.Doc) error) error {
+	err := s.Store.Held(ctx, each)
+	if f := s.meanwhile; f != nil && s.skip == 0 {
+		s.meanwhile = nil
+		f()
+	}
+	s.skip--
+	return err
+}
+
+func TestARunThatIsBegunAtAnotherProcessWaitsForItsGroupToo(t *testing.T) {
+	begin := func(p *Plane, t *testing.T, worker, of string) (*run.Record, error) {
+		b, err := p.Begin(t.Context(), Beginning{Submission: Submission{Agent: "writer", Input: vendor(of), Key: worker}, Worker: worker})
+		return b.Run, err
+	}
+	refused := func(t *testing.T, err error, by *run.Record) {
+		t.Helper()
+		var refusal *Refusal
+		if want := "group writer/default/a: 1 of 1 in use by " + by.ID; !errors.As(err, &refusal) || refusal.Code != CodeOverloaded || refusal.Detail != want || refusal.RetryAfter == 0 {
+			t.Fatalf("a second run of the key: %v, want a refusal that says %q", err, want)
+		}
+	}
+	for name, at := range map[string]func(d *district) (first, second *Plane){
+		"at a third":          func(d *district) (first, second *Plane) { return d.b, d.c },
+		"at the leader":       func(d *district) (first, second *Plane) { return d.b, d.p },
+		"begun at the leader": func(d *district) (first, second *Plane) { return d.p, d.b },
+		"at the very same":    func(d *district) (first, second *Plane) { return d.b, d.b },
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := newDistrict(t, writer())
+			one, two := at(d)
+			first, err := begin(one, t, "w1", "a")
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = begin(two, t, "w2", "a")
+			refused(t, err, first)
+			if _, err := begin(two, t, "w3", "b"); err != nil {
+				t.Fatalf("a run of another key: %v", err)
+			}
+			if again, err := begin(two, t, "w1", "a"); err != nil || again.ID != first.ID {
+				t.Fatalf("the first again: %v", err)
+			}
+			if res := one.Report(t.Context(), []runtime.Report{{Type: runtime.Completed, Run: first.ID, N: 1, Worker: "w1"}})[0]; res.Err != nil {
+				t.Fatal(res.Err)
+			}
+			d.deliver()
+			if _, err := begin(two, t, "w2", "a"); err != nil {
+				t.Fatalf("when the first has ended: %v", err)
+			}
+		})
+	}
+	t.Run("one that the leader has placed is seen", func(t *testing.T) {
+		d := newDistrict(t, writer())
+		first := d.submit(Submission{Agent: "writer", Input: vendor("a")})
+		if n := len(d.lease("w1", 1, "writer")); n != 1 {
+			t.Fatalf("%d leases", n)
+		}
+		_, err := begin(d.b, t, "w2", "a")
+		refused(t, err, d.get(first.ID))
+	})
+	for name, before := range map[string]bool{"for the first time": false, "and before": true} {
+		t.Run("of two that begin at the same time one does, "+name, func(t *testing.T) {
+			d := newDistrict(t, writer())
+			if before {
+				r, err := begin(d.c, t, "w0", "a")
+				if err != nil {
+					t.Fatal(err)
+				}
+				d.c.Report(t.Context(), []runtime.Report{{Type: runtime.Completed, Run: r.ID, N: 1, Worker: "w0"}})
+			}
+			var first *run.Record
+			d.b.store = &crossing{Store: d.b.store, meanwhile: func() {
+				var err error
+				if first, err = begin(d.c, t, "w1", "a"); err != nil {
+					t.Fatal(err)
+				}
+			}}
+			_, err := begin(d.b, t, "w2", "a")
+			refused(t, err, first)
+		})
+	}
+}
+
+// A task whose attempt failed has left its place: when the platform starts it again, another run may be there.
+func TestATaskThatIsStartedAgainWaitsForItsGroupToo(t *testing.T) {
+	for name, other := range map[string]func(d *district) *Plane{
+		"at the leader": func(d *district) *Plane { return d.p }, "at another process": func(d *district) *Plane { return d.b },
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := newDistrict(t, writer(shaped(fleet.Job), func(a *fleet.Agent) { a.Retry.MaxAttempts = 5 }))
+			p := other(d)
+			begin := func(execution string, restarts int) (Begun, error) {
+				defer d.deliver()
+				return p.Begin(t.Context(), Beginning{Worker: execution + "-0", Execution: execution, Restarts: restarts, Submission: Submission{Agent: "writer", Input: vendor("a")}})
+			}
+			first, err := begin("one", 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if res := p.Report(t.Context(), []runtime.Report{{Type: runtime.Failed, Run: first.Run.ID, N: 1, Worker: "one-0", Message: "no"}})[0]; res.Err != nil {
+				t.Fatal(res.Err)
+			}
+			d.deliver()
+			second, err := begin("two", 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var refusal *Refusal
+			if _, err := begin("one", 1); !errors.As(err, &refusal) || refusal.Code != CodeOverloaded {
+				t.Fatalf("the first task, started again: %v, want a refusal", err)
+			}
+			if res := p.Report(t.Context(), []runtime.Report{{Type: runtime.Completed, Run: second.Run.ID, N: 1, Worker: "two-0"}})[0]; res.Err != nil {
+				t.Fatal(res.Err)
+			}
+			d.deliver()
+			if p != d.p { // another begins just before it does
+				kept := p.store
+				p.store = &crossing{Store: kept, skip: 1, meanwhile: func() {
+					b := Beginning{Worker: "three-0", Execution: "three", Submission: Submission{Agent: "writer", Input: vendor("a")}}
+					if second, err = d.c.Begin(t.Context(), b); err != nil {
+						t.Fatal(err)
+					}
+				}}
+				if _, err := begin("one", 1); !errors.As(err, &refusal) || refusal.Code != CodeOverloaded {
+					t.Fatalf("the first task, started again beside a third: %v, want a refusal", err)
+				}
+				p.store = kept
+				if res := p.Report(t.Context(), []runtime.Report{{Type: runtime.Completed, Run: second.Run.ID, N: 1, Worker: "three-0"}})[0]; res.Err != nil {
+					t.Fatal(res.Err)
+				}
+				d.deliver()
+			}
+			if again, err := begin("one", 1); err != nil || again.Run.ID != first.Run.ID || again.Run.Attempt != 2 {
+				t.Fatalf("when the second has ended: %+v, %v", again.Run, err)
+			}
+		})
 	}
 }
