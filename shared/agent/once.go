@@ -57,8 +57,9 @@ type Effect[T any] struct {
 	// Compensate undoes the effect when the run ends without success: fails, is canceled, or passes its deadline. It gets
 	// the key and the result of Do, and is called for the effect that happened last first. It returns nil when nothing of
 	// the effect is left. After an error it is called again, as the agent's retry policy says. When an attempt dies in
-	// the middle of it, it is called again where OnUnknown is Repeat; otherwise a person says whether the effect was
-	// undone.
+	// the middle of it, OnUnknown says what follows, as for Do: with Repeat it is called again, with FailRun whoever owns
+	// the run is asked whether to try again, and with Reconcile the effect counts as undone if that hook finds that it did
+	// not take place. Otherwise a person says whether it was undone.
 	//
 	// To find it, the handler is run again with the steps and effects on record, up to where the run got: what it does
 	// outside of steps is done again, and so are steps that performed effects with a Compensate.
@@ -228,6 +229,8 @@ func (o *once[T]) settle(ctx context.Context, answer *api.ReceiptAnswer) (result
 	}
 	result, happened, err := o.e.Reconcile(ctx, keyOf(answer))
 	switch {
+	case errors.Is(err, errStillThere):
+		return result, true, o.r.ask(o.name, answer.ID)
 	case err != nil:
 		return result, false, fmt.Errorf("effect %q: find out whether it happened: %w", o.name, err)
 	case happened:

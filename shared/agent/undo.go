@@ -34,8 +34,9 @@ type undoing struct {
 // undone is an effect of the run that is being undone.
 type undone struct {
 	api.Undoing
-	hook    func(context.Context) error // undoes it; nil until found
-	found   bool                        // whether the handler came by
+	hook    func(context.Context) error         // undoes it; nil until found
+	isThere func(context.Context) (bool, error) // asks the outside world for it; nil where the effect has no Reconcile
+	found   bool                                // whether the handler came by
 	policy  OnUnknown
 	timeout time.Duration
 }
@@ -151,6 +152,12 @@ func (o *once[T]) known(ctx context.Context) (result T, done bool, err error) {
 			return result, true, o.r.fault(failf(CodeNotUndone, "effect %q can be undone, says its receipt %s, but it has no Compensate any more", o.name, x.ID))
 		}
 		x.policy, x.timeout = o.e.OnUnknown, o.e.Timeout
+		if o.e.Reconcile != nil {
+			x.isThere = func(ctx context.Context) (bool, error) {
+				_, there, err := o.e.Reconcile(ctx, x.Key)
+				return there, err
+			}
+		}
 		u.take(x, func(ctx context.Context) error { return o.e.Compensate(ctx, x.Key, result) })
 	}
 	if u.isRecorded(o.step) && u.inStep(o.step) == 0 { // what follows in the step is of no use
@@ -236,16 +243,26 @@ func (r *Run) replay(ctx context.Context, handler func(context.Context) error) (
 	return nil, handler(ctx)
 }
 
-// callHook undoes one effect, at most once.
+// errStillThere: the outside world has what was to be undone, so it was not, or it remembers what was.
+var errStillThere = errors.New("what was to be undone is there")
+
+// callHook undoes one effect, at most once. Where an attempt died in the middle of it, what follows is as the effect says
+// for itself. Its own hook tells only that nothing is left of it: a payment that was paid back has taken place still.
 func (r *Run) callHook(ctx context.Context, x *undone) error {
-	e := Effect[struct{}]{OnUnknown: Ask, Timeout: x.timeout, Do: func(ctx context.Context, _ string) (struct{}, error) {
+	e := Effect[struct{}]{OnUnknown: x.policy, Timeout: x.timeout, Do: func(ctx context.Context, _ string) (struct{}, error) {
 		if err := x.hook(ctx); err != nil {
 			return struct{}{}, NotDone(err) // whoever says so has it called again
 		}
 		return struct{}{}, nil
 	}}
-	if x.policy == Repeat {
-		e.OnUnknown = Repeat
+	if x.isThere != nil {
+		e.Reconcile = func(ctx context.Context, _ string) (none struct{}, undone bool, err error) {
+			there, err := x.isThere(ctx)
+			if there && err == nil {
+				err = errStillThere
+			}
+			return none, err == nil, err
+		}
 	}
 	o, err := newOnce(r, x.Undo, x.Step, e)
 	if err != nil {

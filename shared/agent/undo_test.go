@@ -268,3 +268,75 @@ func TestWhatWasUndoneIsNotUndoneAgain(t *testing.T) {
 		})
 	}
 }
+
+// An attempt dies in the middle of undoing: what follows is as the effect says for itself.
+func TestAnUndoingThatWasCutOff(t *testing.T) {
+	finds := func(answers ...any) func(context.Context, string) (string, bool, error) {
+		n := 0
+		return func(_ context.Context, key string) (string, bool, error) {
+			x := answers[min(n, len(answers)-1)]
+			if n++; key != "key-a" {
+				return "", false, fmt.Errorf("asked for %q", key)
+			}
+			if err, failed := x.(error); failed {
+				return "", false, err
+			}
+			return "found", x.(bool), nil
+		}
+	}
+	for name, x := range map[string]struct {
+		policy    OnUnknown
+		reconcile func(context.Context, string) (string, bool, error)
+		calls     int // of the hook
+		state     string
+		code      string
+	}{
+		"of an effect that is there no more, it is undone":           {nil, finds(false), 1, "succeeded", ""},
+		"of an effect that is there, a person is asked":              {nil, finds(true), 1, "waiting", ""},
+		"of one that cannot be looked up yet, it is looked up again": {Reconcile, finds(errBoom, false), 1, "succeeded", ""},
+		"of one that nobody can look up, a person is asked":          {nil, nil, 1, "waiting", ""},
+		"of one that a person is to be asked about, one is":          {Ask, finds(false), 1, "waiting", ""},
+		"of one that can be repeated, it is":                         {Repeat, nil, 2, "succeeded", ""},
+		"of one that fails its run, it fails":                        {FailRun, nil, 1, "failed", CodeOutcomeUnknown},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f, s := newFake(), new(shop)
+				calls, cut := 0, make(chan struct{})
+				handler := func(ctx context.Context, r *Run, _ int) (string, error) {
+					if _, err := Once(ctx, r, "a", s.buy("a", func(e *Effect[string]) {
+						e.OnUnknown, e.Reconcile = x.policy, x.reconcile
+						e.Compensate = func(ctx context.Context, _, _ string) error {
+							if calls++; calls == 1 {
+								close(cut)
+								<-ctx.Done()
+								return ctx.Err()
+							}
+							return nil
+						}
+					})); err != nil {
+						return "", err
+					}
+					return "", Fail("BROKEN", nil)
+				}
+				stop := f.serveWith(t, HostOptions{Slots: 2, Handle: handling(f.client(t), handler)})
+				defer func() { _ = stop() }()
+				r := f.submit("a", `1`)
+				<-r.wait
+				undo := f.compensate(r)
+				<-cut
+				f.loseWorker("w1")
+				select {
+				case <-undo.wait:
+				case <-time.After(24 * time.Hour):
+				}
+				if undo.state != x.state || calls != x.calls {
+					t.Errorf("it is %s (%s) after %d calls of its hook, want %s after %d", undo.state, undo.why(), calls, x.state, x.calls)
+				}
+				if x.code != "" && undo.failure.Code != x.code {
+					t.Errorf("%s, want %s", undo.why(), x.code)
+				}
+			})
+		})
+	}
+}
