@@ -310,7 +310,7 @@ func (p *Plane) Explain(ctx context.Context, id, target string) (Explanation, er
 	if rec.State == run.Queued {
 		e.Queue = p.position(rec, diagnosis)
 	}
-	e.Story = append(p.story(rec, &e, diagnosis, agent, target), family...)
+	e.Story = append(append(p.story(rec, &e, diagnosis, agent, target), family...), p.clockStory(rec)...)
 	return e, nil
 }
 

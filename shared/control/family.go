@@ -194,7 +194,7 @@ func (p *Plane) childOf(ctx context.Context, parent *run.Record, stage string, i
 	// 1. What it takes from its parent.
 	spec := run.Spec{
 		ID: childID(parent.ID, stage, item), Tenant: parent.Tenant, Priority: parent.Priority, Labels: parent.Labels, Hash: c.hash(maxAtOnce),
-		Unit: c.Unit, CreatedAt: now, Deadline: parent.Deadline, Parent: parent.ID, Root: parent.Root, Stage: stage, Item: item,
+		Unit: c.Unit, CreatedAt: now, Deadline: parent.Latest, Parent: parent.ID, Root: parent.Root, Stage: stage, Item: item,
 		Depth: parent.Depth + 1, Requester: parent.Requester, Latest: parent.Latest, Mode: c.Mode, Of: c.Of, Trace: parent.Trace, BudgetUSD: parent.BudgetUSD, BudgetToken: parent.BudgetToken,
 	}
 	if spec.Root == "" {
@@ -399,15 +399,20 @@ func (l *resultList) size() (n int) {
 
 // resultsOf reads n children from an item on.
 func (p *Plane) resultsOf(ctx context.Context, parent, stage string, first, n int) (resultList, error) {
-	return p.readResults(ctx, parent, stage, first, n, false)
+	return p.readResults(ctx, parent, stage, first, n, false, nil)
+}
+
+// resultsMet is resultsOf, and shows each child to a meeting.
+func (p *Plane) resultsMet(ctx context.Context, parent, stage string, n int, m *meeting) (resultList, error) {
+	return p.readResults(ctx, parent, stage, 0, n, false, m)
 }
 
 // resultsUpTo reads up to n children from an item on, as far as they are there.
 func (p *Plane) resultsUpTo(ctx context.Context, parent, stage string, first, n int) (resultList, error) {
-	return p.readResults(ctx, parent, stage, first, n, true)
+	return p.readResults(ctx, parent, stage, first, n, true, nil)
 }
 
-func (p *Plane) readResults(ctx context.Context, parent, stage string, first, n int, upTo bool) (resultList, error) {
+func (p *Plane) readResults(ctx context.Context, parent, stage string, first, n int, upTo bool, m *meeting) (resultList, error) {
 	l := resultList{items: make([]childResult, n), outputs: make([]run.Payload, n)}
 	for from := 0; from < n; from += store.MaxPage {
 		ids := make([]string, min(n-from, store.MaxPage))
@@ -422,6 +427,9 @@ func (p *Plane) readResults(ctx context.Context, parent, stage string, first, n 
 			}
 			if errs[i] != nil {
 				return l, fmt.Errorf("read child %d of step %s of run %s: %w", first+from+i, stage, parent, errs[i])
+			}
+			if m != nil {
+				m.meet(r)
 			}
 			x := &l.items[from+i]
 			x.Run, x.State = r.ID, r.State

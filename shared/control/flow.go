@@ -27,6 +27,8 @@ type flight struct {
 	action   workflow.Action // a call
 	spawned  bool            // all of its children are there
 	bytes    int
+
+	forPeople run.Spans // of the wait for the children of the stage that was decided last
 }
 
 // flights is guarded by Plane.mu, and the loop's own otherwise.
@@ -212,8 +214,12 @@ func (p *Plane) tend(ctx context.Context, rec *run.Record, f *flight) (*workflow
 		}
 	}
 	// 4. What they gave, read once.
-	list, err := p.resultsOf(ctx, rec.ID, a.Group, 0, n)
+	m := meetingOf(rec, p.now())
+	list, err := p.resultsMet(ctx, rec.ID, a.Group, n, m)
 	if err != nil {
+		return nil, err
+	}
+	if f.forPeople, err = m.found(ctx, p); err != nil {
 		return nil, err
 	}
 	if list.size() > workflow.MaxCallsBytes {
@@ -273,7 +279,7 @@ func (p *Plane) leap(ctx context.Context, rec *run.Record, f *flight, first *nam
 		}
 		// 2. One unit.
 		if begins || len(outcomes) > 0 || a.Do != workflow.DoCall {
-			err := p.writeLeap(ctx, rec, &a, outcomes, len(f.progress.Outcomes), begins)
+			err := p.writeLeap(ctx, rec, &a, outcomes, len(f.progress.Outcomes), begins, f.forPeople)
 			if errors.Is(err, errFlowMoved) {
 				return false, nil // whoever moved it had the index told
 			}
@@ -282,7 +288,7 @@ func (p *Plane) leap(ctx context.Context, rec *run.Record, f *flight, first *nam
 			}
 		}
 		// 3. What comes now.
-		first, begins = nil, false
+		first, begins, f.forPeople = nil, false, nil
 		switch a.Do {
 		case workflow.DoRecord:
 			continue
@@ -295,7 +301,7 @@ func (p *Plane) leap(ctx context.Context, rec *run.Record, f *flight, first *nam
 }
 
 // writeLeap writes outcomes with what follows for the run.
-func (p *Plane) writeLeap(ctx context.Context, rec *run.Record, a *workflow.Action, outcomes []named, total int, begins bool) error {
+func (p *Plane) writeLeap(ctx context.Context, rec *run.Record, a *workflow.Action, outcomes []named, total int, begins bool, forPeople run.Spans) error {
 	from, again := run.Running, false
 	if begins {
 		from = run.Queued
@@ -330,20 +336,22 @@ func (p *Plane) writeLeap(ctx context.Context, rec *run.Record, a *workflow.Acti
 		if begins {
 			d.events = append(d.events, run.Event{Type: run.EvBegan, At: now})
 		}
-		return d, p.moved(ctx, &d, r, a, outcomes, now)
+		return d, p.moved(ctx, &d, r, a, outcomes, forPeople, now)
 	}}).err
 }
 
 // moved are the events by which a run goes on to what is next.
-func (p *Plane) moved(ctx context.Context, d *draft, r *run.Record, a *workflow.Action, outcomes []named, now run.Instant) error {
+func (p *Plane) moved(ctx context.Context, d *draft, r *run.Record, a *workflow.Action, outcomes []named, forPeople run.Spans, now run.Instant) error {
 	stage := a.Stage
 	if stage == "" && len(outcomes) > 0 {
 		stage = workflow.StageOf(outcomes[len(outcomes)-1].name)
 	}
-	d.events = append(d.events, run.Event{Type: run.EvAdvanced, At: now, Stage: stage, Message: told(a, outcomes)})
+	e := run.Event{Type: run.EvAdvanced, At: now, Stage: stage, Message: told(a, outcomes)}
+	p.credit(ctx, r, forPeople, &e)
+	d.events = append(d.events, e)
 	switch a.Do {
 	case workflow.DoAsk:
-		park, w, err := p.gateDraft(ctx, atStage(r, stage), askOf(a), a.Step, now)
+		park, w, err := p.gateDraft(ctx, atStage(r, stage, e.Deadline), askOf(a), a.Step, now)
 		var refusal *Refusal
 		switch {
 		case errors.Is(err, run.ErrInvalid) || errors.Is(err, run.ErrTooLarge):
@@ -366,9 +374,11 @@ func (p *Plane) moved(ctx context.Context, d *draft, r *run.Record, a *workflow.
 }
 
 // atStage is a record as it will be when the stage is at work: the gate tells of it.
-func atStage(r *run.Record, stage string) *run.Record {
+func atStage(r *run.Record, stage string, moved run.Instant) *run.Record {
 	c := *r
-	c.Flow = stage
+	if c.Flow = stage; moved != 0 {
+		c.Deadline = moved
+	}
 	return &c
 }
 

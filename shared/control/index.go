@@ -57,6 +57,7 @@ type index struct {
 	flights      flights             // runs of workflows, see flow.go
 	flows        map[string]*flowLoad
 	undoings     map[string]*undoing
+	reckonings   reckonings
 
 	stops map[string]run.Reason // live attempts that are told to end
 }
@@ -173,6 +174,7 @@ func newIndex(cfg Config) *index {
 		boxes:       make(map[string]*outbox),
 		kin:         newKinship(),
 		undoings:    make(map[string]*undoing),
+		reckonings:  newReckonings(),
 		standing:    make(map[string]struct{}),
 		flows:       make(map[string]*flowLoad),
 		removal:     &retention{next: 1}, // what is there to remove is not known yet

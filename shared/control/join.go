@@ -131,6 +131,8 @@ func (p *Plane) lookAtFamily(ctx context.Context, rec *run.Record) (e edit, size
 		return edit{}, 0, p.advance(ctx, rec)
 	case rec.State == run.Waiting && rec.Park.On == run.OnChildren:
 		return p.join(ctx, rec)
+	case rec.ForRuns != nil && rec.ForRuns.To != 0: // suspended in the middle of a wait: another wait would take its place
+		p.reckonLater(rec, p.now())
 	}
 	return edit{}, 0, nil
 }
@@ -160,7 +162,12 @@ func (p *Plane) join(ctx context.Context, rec *run.Record) (edit, int, error) {
 		}
 	}
 	// 3. Its results end the step in which the run waited.
-	body, err := p.joined(ctx, rec, f)
+	m := meetingOf(rec, p.now())
+	body, err := p.joined(ctx, rec, f, m)
+	if err != nil {
+		return edit{}, 0, err
+	}
+	forPeople, err := m.found(ctx, p)
 	if err != nil {
 		return edit{}, 0, err
 	}
@@ -173,10 +180,9 @@ func (p *Plane) join(ctx context.Context, rec *run.Record) (edit, int, error) {
 		if r.State != run.Waiting || r.Park.On != run.OnChildren || r.Park.Step != park.Step || r.Attempt != rec.Attempt {
 			return draft{}, nil
 		}
-		return draft{
-			writes: []store.Write{w},
-			events: []run.Event{{Type: run.EvWoken, At: now, Due: p.queueEnd(ctx, r, now)}},
-		}, nil
+		e := run.Event{Type: run.EvWoken, At: now, Due: p.queueEnd(ctx, r, now)}
+		p.credit(ctx, r, forPeople, &e)
+		return draft{writes: []store.Write{w}, events: []run.Event{e}}, nil
 	}}, len(body), nil
 }
 
@@ -218,8 +224,8 @@ type joinResult struct {
 }
 
 // joined encodes the results of a decided group, within the size of a step.
-func (p *Plane) joined(ctx context.Context, rec *run.Record, f family) (json.RawMessage, error) {
-	list, err := p.resultsOf(ctx, rec.ID, rec.Park.Step, 0, rec.Park.Size)
+func (p *Plane) joined(ctx context.Context, rec *run.Record, f family, m *meeting) (json.RawMessage, error) {
+	list, err := p.resultsMet(ctx, rec.ID, rec.Park.Step, rec.Park.Size, m)
 	if err != nil {
 		return nil, err
 	}

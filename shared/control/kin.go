@@ -213,6 +213,7 @@ func (k *kin) unended(stage string, limit int) (all []place) {
 // related brings what is known of families in line with a record. With Plane.mu held, by the process that leads.
 func (ix *index) related(p *Plane, r *run.Record) (turn bool) {
 	waiting := len(ix.kin.look)
+	ix.stirred(p, r)
 	if r.Parent != "" {
 		ix.ofParent(p, r)
 	}
@@ -273,7 +274,7 @@ func (ix *index) asParent(r *run.Record) {
 		} else if k.flow {
 			ks.lookAt(r.ID)
 		}
-	case k.isOver(), waits, k.flow, r.State == run.Compensating:
+	case k.isOver(), waits, k.flow, r.State == run.Compensating, r.State == run.Suspended && r.ForRuns != nil:
 		ks.lookAt(r.ID)
 	}
 }

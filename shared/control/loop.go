@@ -104,6 +104,7 @@ func (p *Plane) Step(ctx context.Context, now run.Instant) (more bool) {
 	p.stepHorizon(ctx, now)
 	p.stepSweep(ctx, now)
 	more = p.stepDue(ctx, now)
+	more = p.stepReckon(ctx, now) || more
 	p.stepConfirm(ctx, now)
 	p.stepRemind(ctx, now)
 	if !p.caughtUp(ctx) || !p.reread(ctx, now) {
@@ -147,6 +148,9 @@ func (p *Plane) untilNext() time.Duration {
 	defer p.mu.Unlock()
 	if next := p.ix.timers.next(); next != 0 {
 		sooner(next.Sub(now))
+	}
+	if len(p.ix.reckonings.list) > 0 {
+		sooner(0)
 	}
 	if next := p.ix.leases.next(); next != 0 {
 		sooner(next.Sub(mono))

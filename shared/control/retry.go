@@ -145,17 +145,15 @@ func (p *Plane) due(id string) edit {
 		if rec.State.Terminal() {
 			return d, nil
 		}
-		// 1. The run's own deadline, whatever it is doing. A running attempt is told to end first, and keeps its slot
-		//    until it did.
-		if rec.Deadline != 0 && rec.Deadline <= now && rec.State != run.Canceling && rec.State != run.Compensating && (rec.State != run.Running || rec.Kind != run.KindAgent) {
-			e := run.Event{
-				Type: run.EvFailed, At: now, Attempt: rec.Attempt, Reason: run.DeadlineExceeded, Class: run.ClassTimeout,
-				Message: fmt.Sprintf("the run was %s at its deadline", rec.State),
+		// 1. The run's own deadline, whatever it is doing, unless it moves for time in which the run waited for people.
+		if rec.Deadline != 0 && rec.Deadline <= now && rec.State != run.Canceling && rec.State != run.Compensating {
+			if p.mayMove(ctx, rec, now) {
+				p.reckonLater(rec, now)
+				return d, nil
 			}
-			if rec.Live() { // what an attempt spent that has ended is on record, also where the index does not know of its end yet
-				e.Usage = p.usageSoFar(id, rec.Attempt)
+			if rec.State != run.Running || rec.Kind != run.KindAgent {
+				return p.overdue(ctx, rec, now)
 			}
-			return d, p.end(ctx, &d, rec, e)
 		}
 		over := rec.Due != 0 && rec.Due <= now
 		switch rec.State {

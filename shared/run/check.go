@@ -110,6 +110,14 @@ func (e *Event) check() error {
 			return fmt.Errorf("usage of %v USD, %d and %d tokens; want 0 to %v and %v: %w", u.USD, u.InputTokens, u.OutputTokens, MaxUSD, MaxTokens, ErrInvalid)
 		}
 	}
+	if len(e.ForPeople) > MaxSpans || e.Deadline < 0 {
+		return fmt.Errorf("it waited for people in %d stretches, which move its deadline to %d; %d stretches may be: %w", len(e.ForPeople), e.Deadline, MaxSpans, ErrInvalid)
+	}
+	for i, s := range e.ForPeople {
+		if s.From < 0 || s.To <= s.From || i > 0 && s.From <= e.ForPeople[i-1].To {
+			return fmt.Errorf("it waited for people from %d to %d: stretches are in order and apart: %w", s.From, s.To, ErrInvalid)
+		}
+	}
 	if e.Park != nil {
 		if err := e.Park.check(); err != nil {
 			return err
@@ -133,6 +141,8 @@ func (e *Event) check() error {
 		missing = "the code that says what"
 	case e.Type == EvSignaled && e.Signal == nil:
 		missing = "a signal"
+	case e.Type == EvDeadlineMoved && e.Due == 0:
+		missing = "up to when that is reckoned"
 	case e.Type == EvScored && e.Score == nil:
 		missing = "a score"
 	case (e.Type == EvFailed || e.Type == EvHeld) && e.Reason == "":
@@ -254,6 +264,9 @@ func (e *Event) weight() int {
 	}
 	if e.Score != nil {
 		n += 32
+	}
+	if len(e.ForPeople) > 0 || e.Deadline != 0 {
+		n += 16 + 24*len(e.ForPeople)
 	}
 	return n
 }

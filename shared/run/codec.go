@@ -187,6 +187,18 @@ func (w *writer) record(r *Record) {
 		w.string(k)
 	}
 	w.usage(50, r.Usage)
+	w.spans(58, r.ForPeople)
+	if x := r.ForRuns; x != nil {
+		w.tag(59)
+		w.at(1, x.From)
+		w.at(2, x.To)
+		w.text(3, x.Step)
+		if x.Began != x.From {
+			w.at(4, x.Began)
+		}
+		w.end()
+	}
+	w.num(60, r.Moved)
 	if r.Score != nil {
 		w.tag(51)
 		w.b = binary.LittleEndian.AppendUint64(w.b, math.Float64bits(*r.Score))
@@ -294,6 +306,14 @@ func (w *writer) park(n byte, p *Park) {
 	w.end()
 }
 
+func (w *writer) spans(n byte, list Spans) {
+	w.count(n, len(list))
+	for _, s := range list {
+		w.b = binary.AppendVarint(w.b, int64(s.From-w.base)) // may wrap, as every instant
+		w.b = binary.AppendVarint(w.b, int64(s.To-w.base))
+	}
+}
+
 func (w *writer) signal(s *Signal) {
 	w.text(1, s.Name)
 	w.text(2, s.Key)
@@ -375,5 +395,7 @@ func (w *writer) event(e *Event) {
 	w.flag(22, e.Unspent)
 	w.flag(23, e.Sure)
 	w.text(25, e.Stage)
+	w.spans(26, e.ForPeople)
+	w.at(27, e.Deadline)
 	w.end()
 }

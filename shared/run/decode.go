@@ -248,6 +248,12 @@ func (r *reader) recordField(x *Record, n byte) bool {
 		}
 	case 50:
 		x.Usage = r.usage()
+	case 58:
+		x.ForPeople = r.spans()
+	case 59:
+		x.ForRuns = r.wait()
+	case 60:
+		x.Moved = r.num()
 	case 51:
 		x.Score = new(r.float())
 	case 52:
@@ -412,6 +418,37 @@ func (r *reader) park() *Park {
 	return p
 }
 
+func (r *reader) spans() Spans {
+	list := make(Spans, r.count(MaxSpans))
+	for i := range list {
+		list[i] = Span{r.at(), r.at()}
+	}
+	return list
+}
+
+func (r *reader) wait() *Wait {
+	x := new(Wait)
+	r.each(func(n byte) bool {
+		switch n {
+		case 1:
+			x.From = r.at()
+		case 2:
+			x.To = r.at()
+		case 3:
+			x.Step = r.text()
+		case 4:
+			x.Began = r.at()
+		default:
+			return false
+		}
+		return true
+	})
+	if x.Began == 0 {
+		x.Began = x.From
+	}
+	return x
+}
+
 func (r *reader) stop() *Stop {
 	s := new(Stop)
 	r.each(func(n byte) bool {
@@ -555,6 +592,10 @@ func (r *reader) event(e *Event) {
 			made = true
 		case 25:
 			e.Stage = r.text()
+		case 26:
+			e.ForPeople = r.spans()
+		case 27:
+			e.Deadline = r.at()
 		default:
 			return false
 		}

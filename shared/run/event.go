@@ -31,6 +31,7 @@ const (
 	EvAdvanced        EventType = "advanced"
 	EvActed           EventType = "acted"
 	EvGateChanged     EventType = "gateChanged"
+	EvDeadlineMoved   EventType = "deadlineMoved"
 )
 
 // Event is one entry of a run's history. Fields that a type does not use are empty; the transition table says which
@@ -58,6 +59,10 @@ type Event struct {
 	Park   *Park
 	Signal *Signal // arrived (signaled) or taken (woken)
 	Score  *float64
+	// ForPeople is in which time of a wait for others that ends, or is reckoned, the run waited for people alone. Deadline
+	// is to when its deadline moves for that: 0 where waiting counts.
+	ForPeople Spans
+	Deadline  Instant
 	// Unspent gives the attempt back: it does not count against the retry policy.
 	Unspent bool
 	// Sure: the executor vouches that nothing of the attempt can act any more.

@@ -69,6 +69,7 @@ func (r *Record) fold(e *Event) {
 	if p := r.Park; p != nil && p.Left > 0 && row.To != "" { // its time goes on
 		r.Deadline = Earliest(e.At.Add(time.Duration(p.Left)*time.Millisecond), r.Latest)
 	}
+	r.waits(e, row.To != "")
 	if row.To != "" {
 		r.State = row.To
 		r.Reason, r.Message = e.Reason, e.Message
@@ -149,6 +150,7 @@ func (r *Record) fold(e *Event) {
 		r.takeSignal(e)
 		r.Park = nil
 	}
+	r.begins(e)
 }
 
 func (r *Record) enqueue(e *Event) { r.QueuedAt = e.At }

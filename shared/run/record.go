@@ -71,7 +71,7 @@ type Spec struct {
 
 	CreatedAt Instant
 	NotBefore Instant
-	// Deadline is when the run ends failed. It is the one thing here that moves: see Park.Left.
+	// Deadline is when the run ends failed. It is the one thing here that moves: see Park.Left and Record.ForRuns.
 	Deadline  Instant
 	Latest    Instant // whoever submitted it wants it over by then, whatever it waits for; 0 for no such bound
 	Requester string  // who asked for it, or for the run at the root of its tree
@@ -234,6 +234,14 @@ type Record struct {
 	// Undoable: an attempt, or a run that it called, may have performed effects that an end without success undoes.
 	Undoable bool
 
+	// ForPeople are stretches in which it waited for people alone, by itself or by way of runs that it called, in order:
+	// the longest, MaxSpans at most. The last one may go on. Runs that wait for this one reckon with them.
+	ForPeople Spans
+	// ForRuns is its wait for runs that it called, until that is reckoned: nil for none.
+	ForRuns *Wait
+	// Moved is by how many milliseconds its deadline has moved because it waited for people alone.
+	Moved int64
+
 	Output  Payload
 	Flow    string // of a workflow: the stage that it is in
 	Park    *Park
@@ -348,7 +356,7 @@ func (r *Record) incoherent() string {
 		return "it has no first event, or too many"
 	case r.Attempt < 0 || r.Spent < 0 || r.Returned < 0 || r.Spent > r.Attempt || r.Attempt > maxCount || r.Returned > maxCount:
 		return fmt.Sprintf("its counts cannot be: attempt %d, spent %d, returned %d", r.Attempt, r.Spent, r.Returned)
-	case len(r.Attempts) > MaxAttempts || len(r.Signals) > MaxSignals || len(r.SigKeys) > MaxSignals:
+	case len(r.ForPeople) > MaxSpans || len(r.Attempts) > MaxAttempts || len(r.Signals) > MaxSignals || len(r.SigKeys) > MaxSignals:
 		return "a list is longer than it gets"
 	case cur != nil && cur.N != r.Attempt:
 		return fmt.Sprintf("attempt %d is the newest, attempt %d is listed last", r.Attempt, cur.N)

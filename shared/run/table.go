@@ -41,6 +41,7 @@ var Table = []Transition{
 	{Event: EvActed, From: []State{Running, Canceling}, Fenced: true, Doc: "The attempt is about to perform an effect that can be undone, or found that one has happened: from now on an end without success undoes it."},
 	{Event: EvParked, From: []State{Running}, To: Waiting, Fenced: true, Doc: "The attempt ended to wait for children, a gate, a timer or a signal; nothing is spent. A workflow waits for a gate or a timer."},
 	{Event: EvGateChanged, From: open, Doc: "Something happened at a gate of the run that does not decide it; code says what: a vote, a refused decision, a reminder, an escalation. Due: the gate's next time."},
+	{Event: EvDeadlineMoved, From: stoppable, Doc: "The run has waited for people alone, by way of runs that it called: its deadline moves by that time. Due: up to when that is reckoned."},
 	{Event: EvWoken, From: []State{Waiting}, To: Queued, Doc: "What it waited for came, or its limit did."},
 	{Event: EvSignaled, From: stoppable, Doc: "A signal arrived and is kept until the run asks for it."},
 	{Event: EvBackedOff, From: live, To: Backoff, Fenced: true, Doc: "The attempt failed and the policy gives another. Due: when."},

@@ -84,6 +84,13 @@ func anyEvent(t *rapid.T, r *Record, huge bool) Event {
 			e.Park.On, e.Park.Left = OnGate, 5000
 		}
 	}
+	if some("hasForPeople") {
+		for i := range rapid.IntRange(1, MaxSpans).Draw(t, "spans") {
+			from := r.UpdatedAt + Instant(10*i)
+			e.ForPeople = append(e.ForPeople, Span{from, from + 7})
+		}
+		e.Deadline = r.UpdatedAt + 99
+	}
 	if some("hasSignal") {
 		e.Signal = &Signal{Name: "go" + text("signal", MaxName-2), Key: text("key", MaxName), Payload: value("payload", 2000)}
 		if rapid.Bool().Draw(t, "freshKey") {

@@ -113,6 +113,7 @@ func (l *ledger) happened(k *known, id string, e *run.Event, rec *run.Record) {
 	if e.Type == run.EvWoken && before.Park != nil && before.Park.On == run.OnChildren {
 		l.joined(before)
 	}
+	l.timeIsOver(k, before, e)
 	if e.Usage != nil {
 		k.usage = k.usage.Plus(*e.Usage)
 	}
@@ -274,6 +275,11 @@ func (l *ledger) settled(p *process) {
 			continue
 		}
 		due := dueOf(k.rec)
+		if k.rec.Deadline != 0 && due == k.rec.Deadline && k.clock.stoodBy(w.passed) > 0 {
+			if due = l.endsAt(k); w.seen["clock set"] > 0 {
+				continue // in true time it is another one
+			}
+		}
 		switch k.rec.State {
 		case run.Unschedulable:
 			due = k.rec.Deadline

@@ -61,8 +61,8 @@ func (l *ledger) called(c *run.Record) {
 	case c.Tenant != p.Tenant, c.Root != root, c.Depth != p.Depth+1, c.Requester != p.Requester, c.Depth > run.MaxDepth:
 		w.fail("a child is of its parent's family", "run %s of tenant %s, root %s, depth %d, asked for by %s; its parent %s: %s, %s, %d, %s",
 			c.ID, c.Tenant, c.Root, c.Depth, c.Requester, p.ID, p.Tenant, root, p.Depth, p.Requester)
-	case p.Deadline != 0 && (c.Deadline == 0 || c.Deadline > p.Deadline) && !p.State.Terminal() && p.State != run.Compensating:
-		w.fail("a child has no more time than its parent", "run %s until %d, its parent %s until %d", c.ID, c.Deadline, p.ID, p.Deadline)
+	case p.Latest != 0 && (c.Latest == 0 || c.Latest > p.Latest || c.Deadline > c.Latest) && !p.State.Terminal() && p.State != run.Compensating:
+		w.fail("a child has no more time than its parent's submitter gave", "run %s until %d, its parent %s until %d", c.ID, c.Deadline, p.ID, p.Latest)
 	}
 	if p.Kind == run.KindWorkflow && !w.temper.two && k.steps[p.ID+"/"+c.Stage] != "" {
 		w.fail("a stage that has ended is not run again", "run %s of stage %s of run %s", c.ID, c.Stage, p.ID)

@@ -131,6 +131,7 @@ func (w *world) agent(name string, revision int) *fleet.Agent {
 		a.Effects.OnUnknown = fleet.UnknownFail
 		a.Retry.MaxAttempts, a.Retain = 2, secs(40)
 	}
+	w.hurry(a)
 	return a
 }
 

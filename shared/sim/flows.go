@@ -17,6 +17,9 @@ func (w *world) workflows() []fleet.Object {
 	}}
 	gate := &fleet.Gate{Title: "go on?", Action: `{"of": "flow"}`, Approvers: []string{"role:approver"}, Expires: secs(200), OnExpiry: fleet.ExpiryApprove}
 	flow := &fleet.Workflow{Meta: fleet.Meta{Name: "flow"}}
+	if w.hurried() {
+		inner.Timeouts.Run, flow.Timeouts.Run = secs(120), secs(240)
+	}
 	switch w.programs >> 8 % 4 {
 	case 0: // one after the other, with many and a person between
 		flow.Stages = []fleet.Stage{

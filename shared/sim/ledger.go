@@ -49,6 +49,7 @@ type known struct {
 	boot     int           // of that process then
 	liveAt   time.Duration // when it was placed
 	steps    map[string]string
+	clock    clock
 	unheard  bool // begun at a process that had lost the lead while it hung: the one that leads has not heard of it
 }
 
@@ -154,6 +155,7 @@ func (l *ledger) wrote(p *process, u *store.Unit) {
 		}
 	}
 	l.gatesAndRuns(u)
+	l.clocks(u)
 }
 
 // needed checks that nobody needs a run that is about to be removed, or its receipts.
