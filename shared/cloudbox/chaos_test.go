@@ -24,6 +24,7 @@ import (
 	"github.com/errand-run/errand/shared/api"
 	"github.com/errand-run/errand/shared/cloudbox"
 	"github.com/errand-run/errand/shared/fleet"
+	"github.com/errand-run/errand/shared/outside"
 	"github.com/errand-run/errand/shared/run"
 	"github.com/errand-run/errand/shared/twin"
 )
@@ -153,7 +154,7 @@ func (s *storm) load(round int) {
 		}
 	}
 	// The same keys again until somebody has taken them: the leader may just have died.
-	until(s.t, "the load is taken", time.Minute, func() bool {
+	outside.Eventually(s.t, time.Minute, "the load is taken", func() bool {
 		items, err := s.client.SubmitBatch(s.t.Context(), batch)
 		if err != nil {
 			return false

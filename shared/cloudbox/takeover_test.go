@@ -14,6 +14,7 @@ import (
 	"github.com/errand-run/errand/shared/api"
 	"github.com/errand-run/errand/shared/cloudbox"
 	"github.com/errand-run/errand/shared/fleet"
+	"github.com/errand-run/errand/shared/outside"
 	"github.com/errand-run/errand/shared/run"
 )
 
@@ -153,7 +154,7 @@ func TestTakeOver(t *testing.T) {
 			}
 			assigned = at
 		})
-		until(t, "another process leads", 2*time.Minute, func() bool { c, e := leader(ctx, b); return c != nil && e > epoch })
+		outside.Eventually(t, 2*time.Minute, "another process leads", func() bool { c, e := leader(ctx, b); return c != nil && e > epoch })
 		leads = append(leads, time.Since(killed))
 		wg.Wait()
 		if err := failed.Load(); err != nil {

@@ -13,6 +13,7 @@ import (
 	"github.com/errand-run/errand/shared/cloudbox"
 	"github.com/errand-run/errand/shared/fleet"
 	"github.com/errand-run/errand/shared/manifest"
+	"github.com/errand-run/errand/shared/outside"
 	"github.com/errand-run/errand/shared/run"
 	"github.com/errand-run/errand/shared/store"
 )
@@ -49,17 +50,6 @@ func declared(t *testing.T, text string) []fleet.Object {
 	return out
 }
 
-// until polls processes outside of this one.
-func until(t *testing.T, what string, limit time.Duration, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(limit); !ok(); {
-		if time.Now().After(deadline) {
-			t.Fatalf("after %s it is still not so that %s", limit, what)
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-}
-
 // leader is the control process that leads, and its epoch; nil while none says that it does.
 func leader(ctx context.Context, b *cloudbox.Box) (*cloudbox.Control, int64) {
 	var leads *cloudbox.Control
@@ -77,7 +67,7 @@ func awaitLeader(t *testing.T, b *cloudbox.Box) (*cloudbox.Control, int64) {
 	t.Helper()
 	var c *cloudbox.Control
 	var epoch int64
-	until(t, "a control process leads", time.Minute, func() bool {
+	outside.Eventually(t, time.Minute, "a control process leads", func() bool {
 		c, epoch = leader(t.Context(), b)
 		return c != nil
 	})

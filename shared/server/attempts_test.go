@@ -12,6 +12,7 @@ import (
 
 	"github.com/errand-run/errand/shared/api"
 	"github.com/errand-run/errand/shared/control"
+	"github.com/errand-run/errand/shared/outside"
 	"github.com/errand-run/errand/shared/run"
 	"github.com/errand-run/errand/shared/runtime"
 )
@@ -45,7 +46,7 @@ func TestLeases(t *testing.T) {
 	t.Run("a wait ends with the server", func(t *testing.T) {
 		done := make(chan reply)
 		go func() { done <- s.do("POST", "/v1/leases", `{"worker":"w1","agents":["echo"],"max":1,"wait":"30s"}`) }()
-		eventually(t, "it waits", func() bool { return s.waits.now.Load() == 1 })
+		outside.Eventually(t, outside.Patience, "it waits", func() bool { return s.waits.now.Load() == 1 })
 		s.Server.Close()
 		select {
 		case r := <-done:

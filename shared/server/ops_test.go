@@ -15,6 +15,7 @@ import (
 	"github.com/errand-run/errand/shared/api"
 	"github.com/errand-run/errand/shared/control"
 	"github.com/errand-run/errand/shared/fleet"
+	"github.com/errand-run/errand/shared/outside"
 	"github.com/errand-run/errand/shared/run"
 )
 
@@ -90,7 +91,7 @@ func TestMetrics(t *testing.T) {
 	s := newSite(t)
 	s.plane.add("a", "default")
 	s.plane.stats.Agents = []control.NamedFigures{{Name: "echo", Figures: control.Figures{Queued: 4, Running: 2}}}
-	eventually(t, "the server watches", func() bool {
+	outside.Eventually(t, outside.Patience, "the server watches", func() bool {
 		s.plane.mu.Lock()
 		defer s.plane.mu.Unlock()
 		return len(s.plane.watchers) == 1
@@ -103,7 +104,7 @@ func TestMetrics(t *testing.T) {
 		`errand_run_duration_seconds_sum{agent="echo"} 1`, `errand_http_requests_total{method="other",route="none",status="405"} 1`, "go_goroutines",
 	}
 	var missing string
-	eventually(t, "all figures are there", func() bool {
+	outside.Eventually(t, outside.Patience, "all figures are there", func() bool {
 		body := string(s.do("GET", "/metrics", "").body)
 		for _, want := range wants {
 			if !strings.Contains(body, want) {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/errand-run/errand/shared/api"
 	"github.com/errand-run/errand/shared/fleet"
+	"github.com/errand-run/errand/shared/outside"
 	"github.com/errand-run/errand/shared/run"
 )
 
@@ -229,19 +230,8 @@ func TestInvocation(t *testing.T) {
 		if r.StatusCode != 200 || got.State != "queued" || len(s.plane.cancels) > 0 {
 			t.Errorf("status %d, run %+v", r.StatusCode, got)
 		}
-		eventually(t, "its place is free again", func() bool { return s.waits.now.Load() == 0 })
+		outside.Eventually(t, outside.Patience, "its place is free again", func() bool { return s.waits.now.Load() == 0 })
 	})
-}
-
-// eventually polls what another goroutine is about to make true.
-func eventually(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-		if is() {
-			return
-		}
-	}
-	t.Errorf("never: %s", what)
 }
 
 func TestActions(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/errand-run/errand/shared/api"
+	"github.com/errand-run/errand/shared/outside"
 )
 
 // sse reads an event stream.
@@ -153,7 +154,7 @@ func TestStreamsEndWithTheClientAndWithTheServer(t *testing.T) {
 	str := s.stream("/v1/runs/a/events")
 	str.wants("1 submitted queued")
 	str.resp.Body.Close()
-	eventually(t, "the place of a client that left is free", func() bool { return s.streams.now.Load() == 0 })
+	outside.Eventually(t, outside.Patience, "the place of a client that left is free", func() bool { return s.streams.now.Load() == 0 })
 	str = s.stream("/v1/runs/a/events")
 	str.wants("1 submitted queued")
 	s.Server.Close()
@@ -175,7 +176,7 @@ func TestTheStreamOfAllRunsShowsWhatOneMaySee(t *testing.T) {
 	s := newGuarded(t)
 	s.token = "submitter"
 	str := s.stream("/v1/events")
-	eventually(t, "the server watches", func() bool {
+	outside.Eventually(t, outside.Patience, "the server watches", func() bool {
 		s.plane.mu.Lock()
 		defer s.plane.mu.Unlock()
 		return len(s.plane.watchers) == 1

@@ -156,21 +156,6 @@ const topic bus.Topic = "pool-checkers"
 
 var topics = []bus.Topic{topic}
 
-// until polls what happens in another process, or behind a socket.
-func until(t *testing.T, what string, f func() bool) {
-	t.Helper()
-	late := time.After(patience)
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for !f() {
-		select {
-		case <-tick.C:
-		case <-late:
-			t.Fatalf("%s: not within %v", what, patience)
-		}
-	}
-}
-
 func TestPublishFaults(t *testing.T) {
 	t.Run("a message whose reply was lost is sent again, and there twice", func(t *testing.T) {
 		t.Parallel()
@@ -315,7 +300,7 @@ func TestStreamFaults(t *testing.T) {
 		b := br.declared(t, Options{}, topics, w.options()...)
 		handle, seen := collect()
 		receive(t, b, topic, 4, handle)
-		until(t, "the third stream", func() bool {
+		outside.Eventually(t, patience, "the third stream", func() bool {
 			w.mu.Lock()
 			defer w.mu.Unlock()
 			return w.count["StreamingPull"] >= 3
@@ -335,7 +320,7 @@ func TestStreamFaults(t *testing.T) {
 		b.times.ping, b.times.silence = 20*time.Millisecond, 50*time.Millisecond
 		handle, seen := collect()
 		receive(t, b, topic, 1, handle)
-		until(t, "the second stream", func() bool {
+		outside.Eventually(t, patience, "the second stream", func() bool {
 			w.mu.Lock()
 			defer w.mu.Unlock()
 			return w.count["StreamingPull"] >= 2
@@ -423,7 +408,7 @@ func TestSettleFaults(t *testing.T) {
 		receive(t, b, topic, 1, handle)
 		next(t, seen, "the message")
 		next(t, refused, "the refusal")
-		until(t, "the complaint", func() bool { return l.Count("not told") == 1 })
+		outside.Eventually(t, patience, "the complaint", func() bool { return l.Count("not told") == 1 })
 		br.forward(DefaultAckDeadline + time.Second)
 		next(t, seen, "the message, again")
 	})
@@ -541,7 +526,7 @@ func TestSettleFaults(t *testing.T) {
 			return nil
 		})
 		next(t, calls, "the message")
-		until(t, "the complaint", func() bool { return l.Count("too long") >= 1 })
+		outside.Eventually(t, patience, "the complaint", func() bool { return l.Count("too long") >= 1 })
 		br.forward(DefaultAckDeadline + time.Second)
 		if n := next(t, calls, "the message, again"); n != 2 {
 			t.Errorf("it says that it is delivery %d", n)
@@ -592,7 +577,7 @@ func TestDeadLetters(t *testing.T) { // case F09
 			if n := next(t, attempts, "a delivery"); n != i+1 {
 				t.Errorf("delivery %d says that it is number %d", i+1, n)
 			}
-			until(t, "its pause", func() bool { return len(get()) == i+1 })
+			outside.Eventually(t, patience, "its pause", func() bool { return len(get()) == i+1 })
 			br.forward(time.Duration(want[i]-1) * time.Second)
 			if len(attempts) > 0 {
 				t.Errorf("delivery %d came before its pause was over", i+2)
@@ -633,7 +618,7 @@ func TestDeadLetters(t *testing.T) { // case F09
 				t.Errorf("delivery %d says that it is number %d, want %d", i+1, got, want)
 			}
 			if i < 5 {
-				until(t, "its pause", func() bool { return len(get()) == i+1 })
+				outside.Eventually(t, patience, "its pause", func() bool { return len(get()) == i+1 })
 				br.forward(5 * time.Second)
 			}
 		}

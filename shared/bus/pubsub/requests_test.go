@@ -13,6 +13,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/errand-run/errand/shared/bus"
+	"github.com/errand-run/errand/shared/outside"
 )
 
 // A plain message, alone, costs two requests. Both brokers must agree.
@@ -53,17 +54,17 @@ func TestRequests(t *testing.T) {
 					publish(t, b, topic, name)
 					next(t, began, "a message")
 					if c.early { // it goes at once
-						until(t, "the acknowledgement", func() bool { w.mu.Lock(); defer w.mu.Unlock(); return w.count["Acknowledge"] >= 1 })
+						outside.Eventually(t, patience, "the acknowledgement", func() bool { w.mu.Lock(); defer w.mu.Unlock(); return w.count["Acknowledge"] >= 1 })
 					}
 					end <- struct{}{}
 					next(t, ended, "its end")
 				}
 				pass("the first, which opens a stream")
-				until(t, "the acknowledgement", func() bool { w.mu.Lock(); defer w.mu.Unlock(); return w.count["Acknowledge"] == 1 })
+				outside.Eventually(t, patience, "the acknowledgement", func() bool { w.mu.Lock(); defer w.mu.Unlock(); return w.count["Acknowledge"] == 1 })
 				if c.want["StreamingPull"] > 0 {
-					until(t, "the second stream", func() bool { w.mu.Lock(); defer w.mu.Unlock(); return w.count["StreamingPull"] == 2 })
+					outside.Eventually(t, patience, "the second stream", func() bool { w.mu.Lock(); defer w.mu.Unlock(); return w.count["StreamingPull"] == 2 })
 				}
-				until(t, "its answer", func() bool { return b.Stats().Acknowledged == 1 })
+				outside.Eventually(t, patience, "its answer", func() bool { return b.Stats().Acknowledged == 1 })
 				w.requests()
 				before := b.Stats()
 				for i := range n {

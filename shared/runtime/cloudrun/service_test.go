@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/errand-run/errand/shared/outside"
 	"github.com/errand-run/errand/shared/run"
 	"github.com/errand-run/errand/shared/runtime"
 	"github.com/errand-run/errand/shared/runtime/httpio"
@@ -391,16 +392,6 @@ func TestInstance(t *testing.T) {
 		}
 		rt.Stop(t.Context(), "r1", 1, run.CanceledByRequest, 0)
 		c.Await(t, "r1", 1)
-		until(t, func() bool { return p.count("stopInstance") == 1 })
+		outside.Eventually(t, outside.Patience, "the instance is stopped", func() bool { return p.count("stopInstance") == 1 })
 	})
-}
-
-// until looks until something is so.
-func until(t *testing.T, is func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); !is(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("it does not come to pass")
-		}
-	}
 }

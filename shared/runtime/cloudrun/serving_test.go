@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/errand-run/errand/shared/fleet"
+	"github.com/errand-run/errand/shared/outside"
 	errand "github.com/errand-run/errand/shared/run"
 	"github.com/errand-run/errand/shared/runtime"
 	"github.com/errand-run/errand/shared/runtime/httpio"
@@ -132,7 +133,7 @@ func TestInstanceOfThePlatform(t *testing.T) {
 	completes := func(prefix string) {
 		t.Helper()
 		n := 0
-		until(t, func() bool {
+		outside.Eventually(t, outside.Patience, "a run completes", func() bool {
 			n++
 			id := fmt.Sprintf("%s%d", prefix, n)
 			c.send(id, name, "plain")
@@ -152,7 +153,7 @@ func TestInstanceOfThePlatform(t *testing.T) {
 	completes("restarted")
 	// 3. Its agent is gone: it is stopped.
 	c.rt.Forget("checker")
-	until(t, func() bool { return len(c.Containers(name)) == 0 })
+	outside.Eventually(t, outside.Patience, "the instance is gone", func() bool { return len(c.Containers(name)) == 0 })
 	// 4. Another comes: it is started.
 	completes("again")
 	if n := len(c.Containers(name)); n != 1 {
@@ -177,6 +178,6 @@ func TestPoolOfThePlatform(t *testing.T) {
 		if err := c.rt.Scale(t.Context(), target, n); err != nil {
 			t.Fatal(err)
 		}
-		until(t, func() bool { return len(c.Containers(target.Resource)) == n })
+		outside.Eventually(t, outside.Patience, "the pool has as many containers as were asked for", func() bool { return len(c.Containers(target.Resource)) == n })
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/errand-run/errand/shared/identity"
+	"github.com/errand-run/errand/shared/outside"
 	errand "github.com/errand-run/errand/shared/run"
 	"github.com/errand-run/errand/shared/runtime"
 	"github.com/errand-run/errand/shared/twin"
@@ -147,13 +148,13 @@ func (c *cloud) lines() []string {
 
 func (c *cloud) runs(n int) {
 	c.Helper()
-	until(c.T, func() bool { return len(c.lines()) == n && c.lines()[0] != "" })
+	outside.Eventually(c.T, outside.Patience, "as many containers run as were begun", func() bool { return len(c.lines()) == n && c.lines()[0] != "" })
 }
 
 // end waits for the report that ends a run's attempt.
 func (c *cloud) end(id string) (r runtime.Report) {
 	c.Helper()
-	until(c.T, func() bool {
+	outside.Eventually(c.T, outside.Patience, "the attempt ends", func() bool {
 		ends := c.d.of(id, runtime.Completed, runtime.Failed, runtime.Released)
 		if len(ends) > 0 {
 			r = ends[0]
@@ -225,9 +226,9 @@ func TestBadPollsOfAHealthyRun(t *testing.T) { // case F03
 	slow := c.Fault(twin.Rule{On: "Executions.GetExecution", Do: twin.Hang(false)})
 	c.begin("r1")
 	c.runs(1)
-	until(t, func() bool { return bad.Hits() == 3 && slow.Hits() == 1 })
+	outside.Eventually(t, outside.Patience, "the calls fail", func() bool { return bad.Hits() == 3 && slow.Hits() == 1 })
 	look := c.Fault(twin.Rule{On: "Executions.GetExecution", Do: twin.Slow(0)})
-	until(t, func() bool { return look.Hits() == 1 })
+	outside.Eventually(t, outside.Patience, "it is asked for again", func() bool { return look.Hits() == 1 })
 	if ends := c.d.of("r1", runtime.Failed); len(ends) > 0 {
 		t.Errorf("it has ended: %+v", ends[0])
 	}
@@ -308,7 +309,7 @@ func TestCancelledOnThePlatform(t *testing.T) {
 		if got := c.end("r1"); got.Class != errand.ClassCanceled || !got.Ended {
 			t.Errorf("report %+v, want it cancelled for sure", got)
 		}
-		until(t, func() bool { return len(c.Containers(c.job)) == 1 })
+		outside.Eventually(t, outside.Patience, "one container is left", func() bool { return len(c.Containers(c.job)) == 1 })
 	})
 	t.Run("when its worker is silent for its lease", func(t *testing.T) {
 		t.Parallel()
@@ -332,7 +333,7 @@ func TestCancelledOnThePlatform(t *testing.T) {
 		c.begin("r1")
 		c.runs(1)
 		c.rt.Ended("r1", 1)
-		until(t, func() bool { return len(c.Containers(c.job)) == 0 })
+		outside.Eventually(t, outside.Patience, "no container is left", func() bool { return len(c.Containers(c.job)) == 0 })
 	})
 }
 

@@ -19,6 +19,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
+
+	"github.com/errand-run/errand/shared/outside"
 )
 
 // envHostProgram makes the test binary a host that starts a program, prints the pids it is told, and waits for ever.
@@ -102,16 +104,6 @@ func ended(t *testing.T, p *Process) Exit {
 		t.Fatal("the program does not end")
 	}
 	return p.Exit()
-}
-
-// eventually polls a process of the system, which tells nobody when it ends.
-func eventually(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	for end := time.Now().Add(20 * time.Second); !is(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("not within 20 s: %s", what)
-		}
-	}
 }
 
 func alive(pid int) bool {
@@ -368,7 +360,7 @@ func killedHost(t *testing.T, how string) []int {
 
 func TestWardenEndsWhatAKilledHostLeaves(t *testing.T) {
 	for _, pid := range killedHost(t, "warden") {
-		eventually(t, "the program of the killed host is gone", func() bool { return !alive(pid) })
+		outside.Eventually(t, outside.Patience, "the program of the killed host is gone", func() bool { return !alive(pid) })
 	}
 }
 
@@ -384,7 +376,7 @@ func TestWardenIsReplacedWhenItDies(t *testing.T) {
 	if err := syscall.Kill(first, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "another warden runs", func() bool { return pid() != 0 && pid() != first })
+	outside.Eventually(t, outside.Patience, "another warden runs", func() bool { return pid() != 0 && pid() != first })
 	p.Stop(0)
 	ended(t, p)
 }
@@ -401,7 +393,7 @@ func TestLedgerEndsWhatADeadHostLeft(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "ledger")
 			pids := killedHost(t, how+":"+path)
 			if how == "orphan" {
-				eventually(t, "the leader is gone", func() bool { return !alive(pids[1]) })
+				outside.Eventually(t, outside.Patience, "the leader is gone", func() bool { return !alive(pids[1]) })
 			}
 			if !alive(pids[0]) {
 				t.Fatal("nothing was left to end")
