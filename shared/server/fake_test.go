@@ -41,6 +41,7 @@ type fakePlane struct {
 	beats     []control.WorkerBeat
 	claims    []control.Claim
 	called    []control.ChildCalls
+	resolved  []string // yes or no, by whom
 	elsewhere string
 
 	undelivered []string
@@ -445,6 +446,7 @@ func (f *fakePlane) Receipt(_ context.Context, id string) (run.Receipt, error) {
 }
 
 func (f *fakePlane) Resolve(_ context.Context, id string, happened bool, result json.RawMessage, by string) (run.Receipt, error) {
+	f.resolved = append(f.resolved, map[bool]string{true: "yes", false: "no"}[happened]+" by "+by)
 	r := f.receipts[id]
 	r.State, r.ResolvedBy, r.Result = run.ReceiptDone, by, run.Payload{Inline: result}
 	if !happened {

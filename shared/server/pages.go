@@ -34,6 +34,7 @@ func (s *Server) pages() {
 		path: "/runs/{id}", id: "pageRun", need: view, summary: "A run and its story, as a page.",
 	}, s.runPage)
 	s.gatePages()
+	s.receiptPages()
 	s.page(door{
 		path: "/docs", id: "pageDocs", need: public, summary: "This description, as a page.",
 	}, func(*http.Request) (any, error) { return s.docs(), nil })

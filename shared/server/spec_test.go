@@ -26,6 +26,7 @@ GET /health/ready
 GET /health/startup
 GET /metrics
 GET /openapi.json
+GET /receipts
 GET /runs/{id}
 GET /v1/agents
 GET /v1/agents/{name}
@@ -67,6 +68,7 @@ GET /v1/workflows
 GET /v1/workflows/{name}
 POST /gates
 POST /gates/{id}
+POST /receipts/{id}
 POST /v1/agents/{name}:invoke
 POST /v1/agents/{name}:pause
 POST /v1/agents/{name}:resume

@@ -119,13 +119,13 @@ var staticFiles embed.FS
 
 var pages = func() map[string]*template.Template {
 	all := make(map[string]*template.Template)
-	for _, name := range []string{"overview", "run", "gates", "gate", "decided", "docs", "failure"} {
+	for _, name := range []string{"overview", "run", "gates", "gate", "decided", "receipts", "docs", "failure"} {
 		all[name] = template.Must(template.New(name).Funcs(functions).ParseFS(templateFiles, "templates/layout.html", "templates/"+name+".html"))
 	}
 	return all
 }()
 
-// Render returns a page: of an Overview, a Run, Gates, a Gate, a Decided, a Docs or a Failure. A page is rendered as a whole or not at all.
+// Render returns a page: of an Overview, a Run, Gates, a Gate, a Decided, Receipts, a Docs or a Failure. A page is rendered as a whole or not at all.
 func Render(data any) ([]byte, error) {
 	// Pointers, so that templates reach methods of pointers.
 	var name string
@@ -140,6 +140,8 @@ func Render(data any) ([]byte, error) {
 		name, data = "gate", &d
 	case Decided:
 		name, data = "decided", &d
+	case Receipts:
+		name, data = "receipts", &d
 	case Docs:
 		name, data = "docs", &d
 	case Failure:

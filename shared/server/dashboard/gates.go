@@ -68,6 +68,16 @@ type DecidedItem struct {
 	Problem   *api.Problem
 }
 
+// Receipts is the page of effects of unknown outcome.
+type Receipts struct {
+	Now        time.Time
+	Version    api.Version
+	Receipts   []api.Receipt
+	Next       string       // token of more, ready for an address
+	MayResolve bool         // whoever looks may say what happened
+	Problem    *api.Problem // why the answer that was just given does not count
+}
+
 // approvals counts those who have approved.
 func approvals(g api.Gate) int {
 	n := 0
