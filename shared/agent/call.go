@@ -44,7 +44,7 @@ func (e *ChildError) Error() string {
 	if e.Reason != "" && !strings.EqualFold(e.Reason, e.State) {
 		text += " (" + e.Reason + ")"
 	}
-	if e.Code != "" {
+	if e.Code != "" && !strings.HasPrefix(e.Message, e.Code+":") { // a run's message begins with the code of its agent
 		text += ": " + e.Code
 	}
 	if e.Message != "" {

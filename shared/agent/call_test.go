@@ -284,3 +284,22 @@ func TestALargeGroupIsCalledInPages(t *testing.T) {
 		}
 	})
 }
+
+func TestAChildsEndIsToldWithoutSayingItsCodeTwice(t *testing.T) {
+	for name, c := range map[string]struct {
+		err  ChildError
+		want string
+	}{
+		"a message that begins with the code": {
+			ChildError{Name: "a", Run: "r", State: "failed", Reason: "NonRetryable", Code: "BAD", Message: "BAD: no lines"},
+			"child run r of a: failed (NonRetryable): BAD: no lines",
+		},
+		"one that does not":     {ChildError{Name: "a", Run: "r", State: "failed", Code: "BAD", Message: "no lines"}, "child run r of a: failed: BAD: no lines"},
+		"a code alone":          {ChildError{Name: "a", Run: "r", State: "failed", Code: "BAD"}, "child run r of a: failed: BAD"},
+		"a reason of the state": {ChildError{Name: "a", Run: "r", State: "canceled", Reason: "Canceled"}, "child run r of a: canceled"},
+	} {
+		if got := c.err.Error(); got != c.want {
+			t.Errorf("%s: %q; want %q", name, got, c.want)
+		}
+	}
+}

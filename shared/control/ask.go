@@ -60,10 +60,7 @@ func (p *Plane) List(ctx context.Context, f Filter, limit int, pageToken string)
 		page, err := p.store.List(ctx, q)
 		switch {
 		case errors.Is(err, store.ErrInvalid) && pageToken != "":
-			return out, &Refusal{
-				Code: CodeInvalid, Detail: "the runs cannot be listed from there",
-				Faults: []Fault{{Location: "pageToken", Message: "no token of this list; begin again without one"}},
-			}
+			return out, strayToken("the runs")
 		case err != nil:
 			return out, fmt.Errorf("list runs: %w", err)
 		}

@@ -125,10 +125,7 @@ func (p *Plane) ChildrenOf(ctx context.Context, id string, n int, step, pageToke
 	if pageToken != "" {
 		item, err := strconv.Atoi(pageToken)
 		if err != nil || item < 0 || item >= run.MaxChildren || strconv.Itoa(item) != pageToken {
-			return page, &Refusal{
-				Code: CodeInvalid, Detail: "the children cannot be listed from there",
-				Faults: []Fault{{Location: "pageToken", Message: "no token of this list; begin again without one"}},
-			}
+			return page, strayToken("the children")
 		}
 		first = item
 	}

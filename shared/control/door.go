@@ -61,6 +61,14 @@ func refuse(code Code, format string, args ...any) *Refusal {
 	return &Refusal{Code: code, Detail: fmt.Sprintf(format, args...)}
 }
 
+// strayToken refuses to go on with a list from a token that is not of it.
+func strayToken(what string) *Refusal {
+	return &Refusal{
+		Code: CodeInvalid, Detail: what + " cannot be listed from there",
+		Faults: []Fault{{Location: "pageToken", Message: "no token of this list; begin again without one"}},
+	}
+}
+
 // Submission asks for one run.
 type Submission struct {
 	Agent     string

@@ -291,12 +291,9 @@ func (p *Plane) withUndone(ctx context.Context, r *run.Receipt, writes []store.W
 
 // holder returns the run that an attempt holds, and a copy of the attempt as the index knows it.
 func (p *Plane) holder(ctx context.Context, id string, n int) (*run.Record, live, error) {
-	rec, err := p.Get(ctx, id)
+	rec, err := p.heldRun(ctx, id, n)
 	if err != nil {
 		return nil, live{}, err
-	}
-	if rec.Holder() != n {
-		return nil, live{}, fmt.Errorf("attempt %s: %w", runtime.AttemptID(id, n), run.ErrFenced)
 	}
 	p.meet(ctx, rec)
 	l := live{deadline: run.Earliest(rec.Due, rec.Deadline)}

@@ -226,10 +226,6 @@ func (p *Plane) GatesOf(ctx context.Context, id string) ([]*run.Gate, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the gates of run %s: %w", id, err)
 	}
-	return decodeGates(docs)
-}
-
-func decodeGates(docs []store.Doc) ([]*run.Gate, error) {
 	out := make([]*run.Gate, len(docs))
 	for i := range docs {
 		var err error
@@ -617,26 +613,29 @@ func (p *Plane) gateDue(ctx context.Context, d *draft, rec *run.Record, now run.
 
 // closeGates makes the writes that close what a run still asks of people.
 func (p *Plane) closeGates(ctx context.Context, id string, now run.Instant) (writes []store.Write, err error) {
-	docs, err := p.store.Owned(ctx, store.KindGate, id, "", store.MaxPage)
+	gates, err := p.GatesOf(ctx, id)
 	if err != nil {
-		return nil, fmt.Errorf("read the gates of run %s: %w", id, err)
+		return nil, err
 	}
-	for _, doc := range docs {
-		g, err := run.DecodeGate(doc.Body)
-		if err != nil {
+	for _, g := range gates {
+		if writes, err = appendClosed(writes, g, now); err != nil {
 			return nil, err
 		}
-		next := g.Cancel(now)
-		if next == nil {
-			continue
-		}
-		w, err := gateWrite(g, next)
-		if err != nil {
-			return nil, err
-		}
-		writes = append(writes, w)
 	}
 	return writes, nil
+}
+
+// appendClosed appends the write that closes a gate, if nothing has closed it yet.
+func appendClosed(writes []store.Write, g *run.Gate, now run.Instant) ([]store.Write, error) {
+	next := g.Cancel(now)
+	if next == nil {
+		return writes, nil
+	}
+	w, err := gateWrite(g, next)
+	if err != nil {
+		return writes, err
+	}
+	return append(writes, w), nil
 }
 
 // leftGate closes the gate of a run that waits for it no more although nobody decided: it was canceled, say.
@@ -652,11 +651,6 @@ func (p *Plane) leftGate(ctx context.Context, before *run.Record, pd *pending, n
 	if err != nil {
 		return err
 	}
-	next := g.Cancel(now)
-	if next == nil {
-		return nil
-	}
-	w, err := gateWrite(g, next)
-	pd.unit.Writes = append(pd.unit.Writes, w)
+	pd.unit.Writes, err = appendClosed(pd.unit.Writes, g, now)
 	return err
 }

@@ -156,7 +156,7 @@ func (p *Plane) ListState(ctx context.Context, tenant, prefix string, limit int,
 	after := pageToken
 	if !strings.HasPrefix(pageToken, first) {
 		if pageToken != "" {
-			return nil, "", &Refusal{Code: CodeInvalid, Detail: "the state cannot be listed from there", Faults: []Fault{{"pageToken", "no token of this list; begin again without one"}}}
+			return nil, "", strayToken("the state")
 		}
 		after = before(first)
 	}
