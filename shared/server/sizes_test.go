@@ -41,7 +41,7 @@ func text(size int) json.RawMessage {
 
 // TestInputsAndOutputsOfEverySizeAreKeptEqualOrRefused goes through the doors to Google's emulator of Firestore and back.
 func TestInputsAndOutputsOfEverySizeAreKeptEqualOrRefused(t *testing.T) { // case F15
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 6*time.Minute)
 	defer cancel()
 	check := func(what string, err error) {
 		t.Helper()
