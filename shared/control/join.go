@@ -127,12 +127,12 @@ func (p *Plane) lookAtFamily(ctx context.Context, rec *run.Record) (e edit, size
 			p.lookAt(rec.ID)
 		}
 		return edit{}, 0, err
+	case rec.State == run.Suspended && rec.ForRuns != nil: // in the middle of a wait, whose place another one would take
+		p.reckonLater(rec, p.now())
 	case rec.Kind != run.KindAgent:
 		return edit{}, 0, p.advance(ctx, rec)
 	case rec.State == run.Waiting && rec.Park.On == run.OnChildren:
 		return p.join(ctx, rec)
-	case rec.ForRuns != nil && rec.ForRuns.To != 0: // suspended in the middle of a wait: another wait would take its place
-		p.reckonLater(rec, p.now())
 	}
 	return edit{}, 0, nil
 }

@@ -121,7 +121,7 @@ func (p *Plane) Step(ctx context.Context, now run.Instant) (more bool) {
 	p.stepRetention(ctx, now)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return more || again || p.ix.roomForBacklog() || p.arrive.waiting() > 0
+	return more || again || len(p.ix.reckonings.list) > 0 || p.ix.roomForBacklog() || p.arrive.waiting() > 0
 }
 
 // roomForBacklog reports whether queued runs that are in the store only can come into memory.

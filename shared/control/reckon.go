@@ -272,7 +272,13 @@ func (p *Plane) reckoned(ctx context.Context, k *reckoning) error {
 		p.ix.timers.set(k.id, run.Earliest(k.at.Add(wide), o.rec.Latest))
 		return nil
 	}
-	p.ix.rearm(o.rec, p.now())
+	// One that is late all the same was met by something else meanwhile: it is looked at once more.
+	now, r := p.now(), o.rec
+	if _, set := p.ix.timers.at[r.ID]; !set && r.Deadline != 0 && r.Deadline <= now && !r.State.Terminal() && r.State != run.Canceling && r.State != run.Compensating {
+		p.ix.timers.set(r.ID, now.Add(lookAgainIn))
+		return nil
+	}
+	p.ix.rearm(r, now)
 	return nil
 }
 

@@ -1,12 +1,16 @@
 package control
 
 import (
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/errand-run/errand/shared/fleet"
 	"github.com/errand-run/errand/shared/run"
 	"github.com/errand-run/errand/shared/runtime"
+	"github.com/errand-run/errand/shared/store"
 )
 
 // timeOf gives an agent's runs so much time.
@@ -265,5 +269,166 @@ func TestTimeInWhichARunWaitsForPeopleAloneDoesNotCount(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// overHour brings a run of boss with a child at a gate so far that its hour is over, ten minutes of which it has spent.
+func overHour(t *testing.T, s Submission, change ...func(*fleet.Agent)) (h *house, id string, g *run.Gate) {
+	h = newHouse(t, kinOf(change...)...)
+	s.Agent, s.Actor = "boss", "rita"
+	r := h.submit(s)
+	a := h.start("boss")
+	h.works(a, 10*time.Minute)
+	h.callsFor(a, "payer")
+	g = h.asks(h.start("payer"))
+	h.pass(2 * time.Hour)
+	return h, r.ID, g
+}
+
+func (h *house) wantEnd(id string, state run.State, reason run.Reason) {
+	h.t.Helper()
+	wantState(h.t, h.get(id), state, reason)
+}
+
+func TestTheTimeOfARunGoesOnWhenOneBelowItDoes(t *testing.T) {
+	for name, lose := range map[string]func(*house){
+		"of which word comes": func(*house) {},
+		"after a restart":     func(h *house) { h.open() },
+		"of which no word comes, within the net": func(h *house) {
+			h.p.mu.Lock()
+			for id := range h.p.ix.timers.at {
+				h.p.ix.timers.set(id, h.p.now().Add(stillLookMax))
+			}
+			h.p.mu.Unlock()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h, id, g := overHour(t, Submission{})
+			h.pass(30 * time.Hour)
+			h.approves(g)
+			lose(h)
+			h.pass(49 * time.Minute) // nobody takes the child
+			h.wantEnd(id, run.Waiting, "")
+			h.pass(2 * time.Minute)
+			h.pass(9 * time.Minute)
+			h.wantEnd(id, run.Failed, run.DeadlineExceeded)
+			h.wantEnd(childID(id, "all", 0), run.Canceled, run.ParentEnded)
+		})
+	}
+}
+
+func TestNothingIsWrittenWhileTimeStandsStill(t *testing.T) {
+	h, id, _ := overHour(t, Submission{})
+	was := h.get(id)
+	for range 80 {
+		h.pass(30 * time.Minute)
+	}
+	r := h.get(id)
+	if moved := r.Seq - was.Seq; r.State != run.Waiting || moved != 0 {
+		t.Errorf("it is %s, %d events in 40 hours", r.State, moved)
+	}
+	events, _, err := h.p.history(t.Context(), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if last := events[len(events)-1]; last.Type != run.EvDeadlineMoved || last.Message == "" {
+		t.Errorf("the last event is %s (%s)", last.Type, last.Message)
+	}
+	x, err := h.p.Explain(t.Context(), id, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	story := strings.Join(x.Story, "\n")
+	for _, want := range []string{"Its deadline has moved by 2h0m0s", "Its time stands still"} {
+		if !strings.Contains(story, want) {
+			t.Errorf("%q is not said:\n%s", want, story)
+		}
+	}
+}
+
+func TestWhatBoundsARunThatWaitsForPeople(t *testing.T) {
+	for name, c := range map[string]struct {
+		change   []func(*fleet.Agent)
+		deadline time.Duration // of the submitter
+		state    run.State
+	}{
+		"nothing":                            {nil, 0, run.Waiting},
+		"its hour, where waiting counts":     {[]func(*fleet.Agent){countsPeople}, 0, run.Failed},
+		"the submitter's deadline":           {nil, 90 * time.Minute, run.Failed},
+		"not a submitter's that lies behind": {nil, 20 * time.Hour, run.Waiting},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := Submission{}
+			if c.deadline != 0 {
+				s.Deadline = began.Add(c.deadline)
+			}
+			h, id, _ := overHour(t, s, c.change...)
+			r := h.get(id)
+			if r.State != c.state || c.state == run.Failed && r.Reason != run.DeadlineExceeded {
+				t.Errorf("after two hours it is %s (%s)", r.State, r.Reason)
+			}
+			if child := h.get(childID(id, "all", 0)); child.State.Terminal() != (c.state == run.Failed) || child.Latest != r.Latest {
+				t.Errorf("its child is %s, to be over by %d at the latest, itself by %d", child.State, child.Latest, r.Latest)
+			}
+		})
+	}
+}
+
+func TestAWaitThatIsBrokenOffIsReckoned(t *testing.T) {
+	h, id, _ := overHour(t, Submission{})
+	h.pass(10 * time.Hour)
+	if _, err := h.p.Suspend(t.Context(), id, "ann"); err != nil {
+		t.Fatal(err)
+	}
+	h.settle()
+	h.pass(20 * time.Minute) // counts
+	if _, err := h.p.Resume(t.Context(), id, "ann"); err != nil {
+		t.Fatal(err)
+	}
+	h.settle()
+	r := h.get(id)
+	if left := r.Deadline.Sub(h.p.now()); r.ForRuns != nil || left != 30*time.Minute {
+		t.Errorf("it has %s left, want 30m (%+v)", left, r.ForRuns)
+	}
+}
+
+// A fan-out of ten thousand is read in pages, of which one pass takes a bounded number.
+func TestAPassReadsABoundedPartOfWhatARunWaitsFor(t *testing.T) {
+	h := newHouse(t, kinOf()...)
+	boss := &run.Record{Spec: run.Spec{ID: "boss", CreatedAt: 1000}, ForRuns: &run.Wait{Span: run.Span{From: 2000}, Began: 2000, Step: "all"}}
+	var units []store.Unit
+	for i := range run.MaxChildren {
+		c := run.New(run.Spec{ID: childID("boss", "all", i), Agent: "payer", Tenant: "default", CreatedAt: 1500, Parent: "boss", Root: "boss", Stage: "all", Item: i}, run.Event{Type: run.EvSubmitted, At: 1500})
+		for _, e := range []run.Event{
+			{Type: run.EvAssigned, Attempt: 1, Target: "t"}, {Type: run.EvStarted, Attempt: 1},
+			{Type: run.EvParked, Attempt: 1, Park: &run.Park{On: run.OnGate, Step: "s", Name: "g"}},
+		} {
+			e.At = run.Instant(3000 + i)
+			if err := run.Decide(c, &e); err != nil {
+				t.Fatal(err)
+			}
+			run.Evolve(c, e)
+		}
+		units = append(units, store.Unit{Token: c.ID, Writes: []store.Write{recordWrite(c, 0)}})
+	}
+	for _, err := range h.store.Commit(t.Context(), units) {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	k := newReckoning(boss, 50_000)
+	for passes := 1; ; passes++ {
+		read, over, err := k.step(t.Context(), h.store, maxReckoned)
+		if err != nil || read > maxReckoned+reckonPage {
+			t.Fatalf("pass %d read %d runs: %v", passes, read, err)
+		}
+		if !over {
+			continue
+		}
+		want := run.Spans{{From: 3000 + run.MaxChildren - 1, To: 50_000}} // from when the last one asked
+		if diff := cmp.Diff(want, k.found); diff != "" || passes < run.MaxChildren/(maxReckoned+reckonPage) {
+			t.Errorf("in %d passes (-want +found):\n%s", passes, diff)
+		}
+		break
 	}
 }

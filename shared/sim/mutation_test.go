@@ -81,7 +81,6 @@ var mutations = map[string]mutation{
 	"undo in the order in which it was done":     {"control/compensate.go", "slices.SortFunc(all, newestFirst)", "slices.SortFunc(all, func(a, b run.Receipt) int { return newestFirst(b, a) })"},
 	"end before all is undone":                   {"control/undo.go", "if err != nil || !done {\n\t\t\treturn err\n\t\t}\n\t}\n\t// 3.", "if err != nil {\n\t\t\treturn err\n\t\t}\n\t\t_ = done\n\t}\n\t// 3."},
 	"let people's time count for those above":    {"control/retry.go", "if p.mayMove(ctx, rec, now) {", "if false {"},
-	"forget for whom a wait was at its end":      {"control/reckon.go", "if len(found) == 0 {\n\t\treturn", "if e.Type != run.EvDeadlineMoved {\n\t\treturn"},
 	"take everybody's time for people's":         {"run/span.go", "return k.people.Union().Minus(k.busy.Union())", "return k.people.Union()"},
 	"stand still when others go on":              {"control/reckon.go", "ix.timers.set(id, r.UpdatedAt)", ""},
 	"go through a workflow's stage again":        {"control/flow.go", "f.progress.Outcomes[a.Step] = a.Outcome\n\t\t\ta = ", "a = "},
