@@ -305,6 +305,9 @@ func (ix *index) set(p *Plane, r *run.Record, gone bool) (turn bool, after effec
 			after = effect{stop: true, target: l.target, n: l.n, reason: l.stop, grace: r.Due.Sub(r.UpdatedAt) - p.cfg.WorkerLease}
 		}
 	}
+	if terminal {
+		delete(ix.undoings, r.ID)
+	}
 	// 4. Those whom it concerns.
 	ix.flowing(r, gone)
 	if !gone && p.leads() && ix.related(p, r) {

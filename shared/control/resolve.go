@@ -55,6 +55,7 @@ func (p *Plane) Resolve(ctx context.Context, id string, happened bool, result js
 			if err != nil {
 				return run.Receipt{}, err
 			}
+			p.planAnew(ctx, existing.Run)
 		}
 		return p.Receipt(ctx, id)
 	}

@@ -86,7 +86,7 @@ func (p *Plane) lost(id string, n int, why string, unspent bool) edit {
 		}
 		switch {
 		case rec.State == run.Canceling:
-			return d, p.end(ctx, &d, rec, run.Event{Type: run.EvCanceled, Attempt: n, At: now, Reason: rec.Reason, Class: run.ClassCanceled})
+			return d, p.end(ctx, &d, rec, run.Event{Type: run.EvCanceled, Attempt: n, At: now, Reason: rec.Reason, Class: run.ClassCanceled, Usage: p.usageSoFar(id, n)})
 		case rec.State == run.Assigned && !p.wasHanded(id, n):
 			return d, p.startFailed(ctx, &d, rec, why, now)
 		case unspent && rec.Stop == nil:
@@ -180,7 +180,7 @@ func (p *Plane) due(id string) edit {
 		case run.Canceling:
 			if over {
 				return d, p.end(ctx, &d, rec, run.Event{Type: run.EvCanceled, At: now, Attempt: rec.Attempt, Reason: rec.Reason,
-					Class: run.ClassCanceled, Message: "the attempt did not confirm its end"})
+					Class: run.ClassCanceled, Message: "the attempt did not confirm its end", Usage: p.usageSoFar(id, rec.Attempt)})
 			}
 		case run.Assigned:
 			if over {

@@ -106,6 +106,30 @@ func (p *Plane) undoingOf(ctx context.Context, rec *run.Record) (*undoing, run.I
 	return u, 0, nil
 }
 
+// planAnew forgets the plans by which a run, and those above it, are being undone: something is known that was not. A
+// process other than the one that leads has none to forget. Where a run above cannot be read its plan stands, and people
+// are asked what they would not be.
+func (p *Plane) planAnew(ctx context.Context, id string) {
+	for range run.MaxDepth {
+		p.mu.Lock()
+		planned := p.ix.undoings[id] != nil
+		delete(p.ix.undoings, id)
+		idle := len(p.ix.undoings) == 0
+		p.mu.Unlock()
+		if planned {
+			p.lookAt(id)
+		}
+		if idle {
+			return
+		}
+		rec, err := p.Get(ctx, id)
+		if err != nil || rec.Parent == "" {
+			return
+		}
+		id = rec.Parent
+	}
+}
+
 // maxUndoings bounds the plans that are kept.
 const maxUndoings = 1000
 
