@@ -12,6 +12,7 @@ import (
 	"syscall"
 
 	"github.com/errand-run/errand/shared/api"
+	"github.com/errand-run/errand/shared/cli/internal/inputs"
 	"github.com/errand-run/errand/shared/cli/internal/render"
 	"github.com/errand-run/errand/shared/manifest"
 )
@@ -75,6 +76,8 @@ func exitCode(ctx context.Context, err error) int {
 		return ExitInterrupted
 	case errors.As(err, &problem):
 		return problemCode(problem)
+	case errors.Is(err, inputs.ErrTooLarge):
+		return ExitUsage
 	case errors.Is(err, context.DeadlineExceeded):
 		return ExitTimeout
 	case unreachable(err):

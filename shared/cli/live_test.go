@@ -24,6 +24,7 @@ func TestLive(t *testing.T) {
 		Dir: "testdata/live",
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"exits": exits, "serve": serve, "background": background, "end": end, "until": waitUntil, "gone": gone, "first": first, "measuring": measuring,
+			"manybytes": manyBytes,
 		},
 	})
 }

@@ -83,6 +83,9 @@ func (a *app) statePutCommand() *cobra.Command {
 			if put.Value, err = a.readValue("-i", value); err != nil {
 				return err
 			}
+			if n := len(put.Value); n > api.MaxStateValue {
+				return usagef("state put: the value has %d bytes, and may have %d: keep it elsewhere and write where", n, api.MaxStateValue)
+			}
 			c, err := a.client()
 			if err != nil {
 				return err

@@ -35,7 +35,7 @@ func (a *app) readValue(flag, text string) (json.RawMessage, error) {
 		data = []byte(text)
 	}
 	if len(data) > api.MaxPayload {
-		return nil, fmt.Errorf("%s from %s: larger than %d MiB, the limit of one value", flag, from, api.MaxPayload>>20)
+		return nil, usagef("%s from %s: larger than %d MiB, the limit of one value", flag, from, api.MaxPayload>>20)
 	}
 	if err := inputs.CheckJSON(data); err != nil {
 		return nil, usagef("%s from %s is not one JSON document: %v; want JSON such as '{\"name\":\"x\"}', @FILE or -", flag, from, err)

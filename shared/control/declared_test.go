@@ -51,3 +51,32 @@ func TestAnAgentThatWasJustAskedForInVainIsFoundOnceItIsDeclared(t *testing.T) {
 	}
 	submitAt(t, d.c, Submission{Agent: "late"})
 }
+
+func TestOnlyAgentsThatAskForMoreThanOneRunAreWarnedOfJob(t *testing.T) {
+	job := func(j *fleet.JobSpec) *fleet.Agent {
+		return agentNamed("a", func(a *fleet.Agent) { a.Shape, a.Job = fleet.Job, j })
+	}
+	for name, x := range map[string]struct {
+		agent *fleet.Agent
+		warns bool
+	}{
+		"a pool":                              {agentNamed("a"), false},
+		"a service":                           {agentNamed("a", func(a *fleet.Agent) { a.Shape = fleet.Service }), false},
+		"a job that says nothing of it":       {job(nil), false},
+		"a job of one completion":             {job(&fleet.JobSpec{Completions: new(1)}), false},
+		"a job of several completions":        {job(&fleet.JobSpec{Completions: new(3)}), true},
+		"a job with a limit of its own":       {job(&fleet.JobSpec{BackoffLimit: new(0)}), true},
+		"a job whose completions are indexed": {job(&fleet.JobSpec{Completions: new(1), CompletionMode: "Indexed"}), true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHouse(t)
+			done, err := h.p.Apply(t.Context(), fleetOf(x.agent), ApplyOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := len(done[0].Warnings) > 0; got != x.warns {
+				t.Errorf("warnings %q, want some: %t", done[0].Warnings, x.warns)
+			}
+		})
+	}
+}

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -543,8 +544,8 @@ func (p *Plane) warnings(obj fleet.Object) []string {
 	if a.Budget.USD > 0 || a.Budget.Tokens > 0 {
 		w = append(w, "budget is recorded and not yet enforced")
 	}
-	if a.Job != nil {
-		w = append(w, "job is recorded and not yet followed: a submission makes one run")
+	if asksForMore(a) {
+		w = append(w, "job is recorded and not yet followed: a submission makes one run, with the attempts that retry gives it")
 	}
 	if a.Scale != (fleet.Scale{}) {
 		w = append(w, "scale is recorded and not yet followed")
@@ -553,6 +554,13 @@ func (p *Plane) warnings(obj fleet.Object) []string {
 		w = append(w, "evaluate is recorded and not yet followed: no run is scored by itself")
 	}
 	return w
+}
+
+// asksForMore reports whether an agent's job differs from that of every agent of its shape that says nothing of it.
+func asksForMore(a *fleet.Agent) bool {
+	plain := fleet.Agent{Shape: a.Shape}
+	plain.SetDefaults()
+	return a.Job != nil && !reflect.DeepEqual(a.Job, plain.Job)
 }
 
 // deletable refuses the deletion of what live runs still need, and of what a workflow names that stays declared: of all

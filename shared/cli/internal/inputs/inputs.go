@@ -29,7 +29,10 @@ func CheckJSON(data []byte) error {
 	return err
 }
 
-// Read reads a regular file of at most one payload.
+// ErrTooLarge is wrapped by errors about what is over the size of one input.
+var ErrTooLarge = errors.New("too large")
+
+// Read reads a regular file of at most one payload. The error of a larger one wraps ErrTooLarge.
 func Read(path string) ([]byte, error) {
 	info, err := os.Stat(path)
 	switch {
@@ -38,7 +41,7 @@ func Read(path string) ([]byte, error) {
 	case info.IsDir():
 		return nil, fmt.Errorf("%s: is a folder; want a file", path)
 	case info.Size() > api.MaxPayload:
-		return nil, fmt.Errorf("%s: %d bytes; an input has at most %d MiB", path, info.Size(), api.MaxPayload>>20)
+		return nil, fmt.Errorf("%s: %w: %d bytes; an input has at most %d MiB", path, ErrTooLarge, info.Size(), api.MaxPayload>>20)
 	}
 	f, err := os.Open(path)
 	if err != nil {
@@ -50,7 +53,7 @@ func Read(path string) ([]byte, error) {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	if len(b) > api.MaxPayload {
-		return nil, fmt.Errorf("%s: grew past %d MiB while it was read", path, api.MaxPayload>>20)
+		return nil, fmt.Errorf("%s: %w: it grew past %d MiB while it was read", path, ErrTooLarge, api.MaxPayload>>20)
 	}
 	return b, nil
 }
@@ -90,7 +93,7 @@ func FromFile(path string) (json.RawMessage, error) {
 	}
 	input := bytes.TrimSuffix(b.Bytes(), []byte("\n"))
 	if len(input) > api.MaxPayload {
-		return nil, fmt.Errorf("%s: becomes an input of %d bytes; it may have %d MiB", path, len(input), api.MaxPayload>>20)
+		return nil, fmt.Errorf("%s: %w: it becomes an input of %d bytes; it may have %d MiB", path, ErrTooLarge, len(input), api.MaxPayload>>20)
 	}
 	return input, nil
 }
