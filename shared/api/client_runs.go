@@ -206,9 +206,9 @@ func (c *Client) PreviewCancel(ctx context.Context, id string, body Cancel) (*Ca
 	return act[CancelPreview](ctx, c, runPath(id)+":cancel", &body, true)
 }
 
-// Retry makes a new run of one that is over.
+// Retry makes a new run of one that is over. With a key it is safe to repeat, and is repeated when an answer is lost.
 func (c *Client) Retry(ctx context.Context, id string, body Retry) (*Run, error) {
-	return act[Run](ctx, c, runPath(id)+":retry", &body, false)
+	return act[Run](ctx, c, runPath(id)+":retry", &body, body.Key != "")
 }
 
 // Suspend stops a run until Resume; a live attempt is told to end and is given back.

@@ -119,9 +119,9 @@ func TestCallsOnTheWire(t *testing.T) {
 		}, `POST /v1/runs/r1:cancel {"reason":"wrong"}`},
 		"PreviewCancel": {func(ctx context.Context, c *Client) error { _, err := c.PreviewCancel(ctx, "r1", Cancel{}); return err }, `POST /v1/runs/r1:cancel {"dryRun":true}`},
 		"Retry": {func(ctx context.Context, c *Client) error {
-			_, err := c.Retry(ctx, "r1", Retry{Input: json.RawMessage(`2`)})
+			_, err := c.Retry(ctx, "r1", Retry{Input: json.RawMessage(`2`), Key: "k"})
 			return err
-		}, `POST /v1/runs/r1:retry {"input":2}`},
+		}, `POST /v1/runs/r1:retry {"input":2,"key":"k"}`},
 		"Suspend": {func(ctx context.Context, c *Client) error { _, err := c.Suspend(ctx, "r1"); return err }, `POST /v1/runs/r1:suspend {}`},
 		"Resume":  {func(ctx context.Context, c *Client) error { _, err := c.Resume(ctx, "r1"); return err }, `POST /v1/runs/r1:resume {}`},
 		"Signal": {func(ctx context.Context, c *Client) error {
@@ -350,8 +350,9 @@ func TestOnlySafeCallsAreRepeated(t *testing.T) {
 			_, err := c.SubmitBatch(ctx, []Submit{{Key: "k"}, {}})
 			return err
 		}, 1},
-		"a retry of a run": {func(ctx context.Context, c *Client) error { _, err := c.Retry(ctx, "r", Retry{}); return err }, 1},
-		"a worker's batch": {func(ctx context.Context, c *Client) error { _, err := c.ReportBatch(ctx, ReportBatch{}); return err }, 1},
+		"a retry of a run":             {func(ctx context.Context, c *Client) error { _, err := c.Retry(ctx, "r", Retry{}); return err }, 1},
+		"a retry of a run under a key": {func(ctx context.Context, c *Client) error { _, err := c.Retry(ctx, "r", Retry{Key: "k"}); return err }, 3},
+		"a worker's batch":             {func(ctx context.Context, c *Client) error { _, err := c.ReportBatch(ctx, ReportBatch{}); return err }, 1},
 		"an intent of an effect": {func(ctx context.Context, c *Client) error {
 			_, err := c.BeginReceipt(ctx, "a", "t", "e", ReceiptBegin{Nonce: "n"})
 			return err

@@ -281,6 +281,8 @@ type AuditDecision struct {
 type Retry struct {
 	From  string          `json:"from,omitempty"`  // stage of a workflow, STAGE or STAGE#VISIT; the outcomes before it are kept
 	Input json.RawMessage `json:"input,omitempty"` // of the run, or with From of that stage
+	// Key makes it idempotent for the run that is retried: the same key and body give the same new run.
+	Key string `json:"key,omitempty"`
 }
 
 // SignalBody is the body of POST /v1/runs/{id}:signal.

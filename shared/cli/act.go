@@ -201,7 +201,7 @@ func (a *app) retryCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "retry RUN…",
 		Short:   "Make new runs of runs that are over, by name or by filter",
-		Example: "  errand retry 4u7q2m --wait\n  errand retry 4u7q2m --from check -i '{\"lines\": []}'\n  errand retry --state failed --since 1h --dry-run",
+		Example: "  errand retry 4u7q2m --wait\n  errand retry 4u7q2m --key ticket-118\n  errand retry 4u7q2m --from check -i '{\"lines\": []}'\n  errand retry --state failed --since 1h --dry-run",
 		Args:    args(0, -1, "runs"),
 		RunE: func(cmd *cobra.Command, ids []string) error {
 			c, err := a.client()
@@ -211,8 +211,8 @@ func (a *app) retryCommand() *cobra.Command {
 			if body.Input, err = a.readValue("-i", input); err != nil {
 				return err
 			}
-			if len(ids) == 0 && (input != "" || body.From != "" || w.wait) {
-				return usagef("retry: --from, -i and --wait need runs by name")
+			if len(ids) == 0 && (input != "" || body.From != "" || body.Key != "" || w.wait) {
+				return usagef("retry: --from, -i, --key and --wait need runs by name")
 			}
 			if bulk, err := a.bulk(cmd.Context(), "retry", ids, &f, "", dryRun, c.RetryAll); bulk || err != nil {
 				return err
@@ -229,6 +229,7 @@ func (a *app) retryCommand() *cobra.Command {
 	cmd.Flags().StringVarP(&input, "input", "i", "", "another input: JSON, @FILE or -; with --from it is that stage's")
 	cmd.Flags().StringVar(&body.From, "from", "", "of a workflow: the stage from which it goes anew (STAGE, or STAGE#VISIT); what ended before it is kept.\n"+
 		"Without --from and -i a workflow that failed goes on at the stage where it did")
+	cmd.Flags().StringVar(&body.Key, "key", "", "retry once per key: the same again gives the same new run; the keys of each run are its own")
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "with a filter: say which, change nothing")
 	return cmd
 }

@@ -430,7 +430,11 @@ func (f *fakeServer) act(w http.ResponseWriter, r *http.Request) {
 		}
 		run.State, run.Reason, run.Message = "canceled", "Canceled", textAt(body, "reason")
 	case "retry":
-		again, _, _ := f.create(api.Submit{Agent: run.Agent, Input: run.Input})
+		key := textAt(body, "key")
+		if key != "" {
+			key = id + "/" + key
+		}
+		again, _, _ := f.create(api.Submit{Agent: run.Agent, Input: run.Input, Key: key})
 		again.RetryOf = id
 		run = again
 	case "suspend":

@@ -438,7 +438,7 @@ func TestAWorkflowIsRetriedFromAStage(t *testing.T) {
 				r   *run.Record
 				err error
 			}
-			out := await(h, func() answer { r, err := h.p.RetryFrom(t.Context(), first.ID, q); return answer{r, err} })
+			out := await(h, func() answer { x := h.p.RetryFrom(t.Context(), first.ID, q); return answer{x.Run, x.Err} })
 			if out.err != nil {
 				t.Fatal(out.err)
 			}
@@ -462,7 +462,7 @@ func TestRetriesThatAreRefused(t *testing.T) {
 	h := newHouse(t, agentNamed("plus"), flowNamed("w", fleet.Stage{Name: "a", Agent: "plus"}))
 	agentRun := h.submit(Submission{Agent: "plus", Input: json.RawMessage("1")})
 	flowRun := h.submit(Submission{Workflow: "w", Input: json.RawMessage("1")})
-	if _, err := h.p.RetryFrom(t.Context(), flowRun.ID, RetryRequest{}); err == nil || !strings.Contains(err.Error(), "only a finished run") {
+	if err := h.p.RetryFrom(t.Context(), flowRun.ID, RetryRequest{}).Err; err == nil || !strings.Contains(err.Error(), "only a finished run") {
 		t.Errorf("a run that goes on: %v", err)
 	}
 	h.labor(crew{"plus": plus})
@@ -470,7 +470,7 @@ func TestRetriesThatAreRefused(t *testing.T) {
 		{flowRun.ID, "b", "has not been at stage \"b\" by the workflow as it is declared now; it was at a#1"},
 		{agentRun.ID, "a", "which has no stages"},
 	} {
-		if _, err := h.p.RetryFrom(t.Context(), tt.id, RetryRequest{From: tt.from}); err == nil || !strings.Contains(err.Error(), tt.want) {
+		if err := h.p.RetryFrom(t.Context(), tt.id, RetryRequest{From: tt.from}).Err; err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("from %q: %v, want %q", tt.from, err, tt.want)
 		}
 	}
@@ -591,10 +591,10 @@ func TestWhatAWorkflowDidIsUndoneBackwards(t *testing.T) {
 		t.Errorf("what it calls (-want +got):\n%s", diff)
 	}
 	wantState(t, h.get(r.ID), run.Failed, run.AgentError)
-	if _, err := h.p.RetryFrom(t.Context(), r.ID, RetryRequest{From: "c"}); err == nil || !strings.Contains(err.Error(), "was undone") {
+	if err := h.p.RetryFrom(t.Context(), r.ID, RetryRequest{From: "c"}).Err; err == nil || !strings.Contains(err.Error(), "was undone") {
 		t.Errorf("a retry from a stage after what was undone: %v", err)
 	}
-	again := await(h, func() *run.Record { r, _ := h.p.RetryFrom(t.Context(), r.ID, RetryRequest{}); return r })
+	again := await(h, func() *run.Record { return h.p.RetryFrom(t.Context(), r.ID, RetryRequest{}).Run })
 	if called := h.labor(crew{"plus": plus, "echo": says("0")}); len(called) != 3 || h.outputOf(again.ID) != "0" {
 		t.Errorf("retried, it calls %v and is %s", called, h.outputOf(again.ID))
 	}

@@ -305,6 +305,7 @@ func (p *Plane) retryOfFlow(ctx context.Context, old *run.Record, q RetryRequest
 		ID: p.runID(now), Tenant: old.Tenant, Priority: old.Priority, Labels: old.Labels, Unit: old.WorkUnit(), CreatedAt: now,
 		RetryOf: old.ID, Trace: old.Trace, BudgetUSD: old.BudgetUSD, BudgetToken: old.BudgetToken,
 	}
+	q.identify(&spec, old.ID)
 	x.asFlow(&spec)
 	if a, err = p.arrivalOf(spec, input, within(w), q.Actor, now); err != nil {
 		return a, err

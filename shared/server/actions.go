@@ -31,8 +31,8 @@ func (s *Server) runActionDoors() {
 	}, s.cancelRun)
 	s.plain(door{
 		method: "POST", path: "/v1/runs/{id}:retry", id: "retryRun", tag: "runs", need: submit,
-		summary: "Run what is over once more, as a new run (retryOf) that meets the old one's receipts; a workflow from where it failed, or from a stage.",
-		body:    api.Retry{}, optional: true, answer: api.Run{}, status: 201, errors: append(actionErrors, 429, 501),
+		summary: "Run what is over once more, as a new run (retryOf) that meets the old one's receipts; a workflow from where it failed, or from a stage. The same key and body give the same new run, with 200 instead of 201.",
+		body:    api.Retry{}, optional: true, answer: api.Run{}, status: 201, also: []int{200}, params: []*huma.Param{idempotencyKey}, errors: append(actionErrors, 429, 501),
 	}, s.retryRun)
 	s.plain(door{
 		method: "POST", path: "/v1/runs/{id}:signal", id: "signalRun", tag: "runs", need: submit,
@@ -96,9 +96,6 @@ func (s *Server) writeChanged(w http.ResponseWriter, r *http.Request, status int
 	out, err := s.changed(r.Context(), pathValue(r, "id"), change)
 	if err != nil {
 		return err
-	}
-	if status == http.StatusCreated {
-		w.Header().Set("Location", "/v1/runs/"+out.Body.ID)
 	}
 	w.Header().Set("ETag", out.ETag)
 	return writeJSON(w, status, out.Body)
@@ -175,9 +172,29 @@ func (s *Server) retryRun(w http.ResponseWriter, r *http.Request) error {
 	if len(q.From) > run.MaxName {
 		return invalidAt("body.from", "%d bytes; want a stage's name", len(q.From))
 	}
-	return s.writeChanged(w, r, http.StatusCreated, func(ctx context.Context, id, actor string) (*run.Record, error) {
-		return s.plane.RetryFrom(ctx, id, control.RetryRequest{Input: q.Input, From: q.From, Actor: actor})
+	if q.Key, err = key(r, q.Key); err != nil {
+		return err
+	}
+	if len(q.Key) > maxKey {
+		return invalidAt("body.key", "%d bytes; the limit is %d", len(q.Key), maxKey)
+	}
+	// The run exists or it does not, although the client may leave.
+	ctx, cancel := detached(r.Context())
+	defer cancel()
+	status := http.StatusCreated
+	out, err := s.changed(ctx, pathValue(r, "id"), func(ctx context.Context, id, actor string) (*run.Record, error) {
+		done := s.plane.RetryFrom(ctx, id, control.RetryRequest{Input: q.Input, From: q.From, Key: q.Key, Actor: actor})
+		if done.Existed {
+			status = http.StatusOK
+		}
+		return done.Run, done.Err
 	})
+	if err != nil {
+		return err
+	}
+	w.Header().Set("Location", "/v1/runs/"+out.Body.ID)
+	w.Header().Set("ETag", out.ETag)
+	return writeJSON(w, status, out.Body)
 }
 
 func (s *Server) signalRun(w http.ResponseWriter, r *http.Request) error {

@@ -376,11 +376,23 @@ func (f *fakePlane) PreviewCancel(ctx context.Context, id string) (control.Cance
 	return control.CancelPreview{Run: r, Unknown: []run.Receipt{f.receipts["rc1"]}}, err
 }
 
-func (f *fakePlane) RetryFrom(ctx context.Context, id string, q control.RetryRequest) (*run.Record, error) {
+func (f *fakePlane) RetryFrom(ctx context.Context, id string, q control.RetryRequest) control.Submitted {
 	if q.From != "" && q.From != "check" {
-		return nil, &control.Refusal{Code: control.CodeInvalid, Detail: "has not been at stage " + q.From}
+		return control.Submitted{Err: &control.Refusal{Code: control.CodeInvalid, Detail: "has not been at stage " + q.From}}
 	}
-	return f.Retry(ctx, id, q.Input, q.Actor)
+	f.mu.Lock()
+	earlier := f.runs[f.byKey[id+"/"+q.Key]]
+	f.mu.Unlock()
+	if q.Key != "" && earlier != nil {
+		return control.Submitted{Run: earlier, Existed: true}
+	}
+	r, err := f.Retry(ctx, id, q.Input, q.Actor)
+	if err == nil && q.Key != "" {
+		f.mu.Lock()
+		f.byKey[id+"/"+q.Key] = r.ID
+		f.mu.Unlock()
+	}
+	return control.Submitted{Run: r, Err: err}
 }
 
 func (f *fakePlane) Retry(ctx context.Context, id string, input json.RawMessage, actor string) (*run.Record, error) {

@@ -69,7 +69,7 @@ type runPlane interface {
 	Cancel(ctx context.Context, id string, q control.CancelRequest) (*run.Record, error)
 	PreviewCancel(ctx context.Context, id string) (control.CancelPreview, error)
 	Retry(ctx context.Context, id string, input json.RawMessage, actor string) (*run.Record, error)
-	RetryFrom(ctx context.Context, id string, q control.RetryRequest) (*run.Record, error)
+	RetryFrom(ctx context.Context, id string, q control.RetryRequest) control.Submitted
 	Suspend(ctx context.Context, id, actor string) (*run.Record, error)
 	Resume(ctx context.Context, id, actor string) (*run.Record, error)
 	Signal(ctx context.Context, id, name, key string, payload json.RawMessage, actor string) (*run.Record, error)

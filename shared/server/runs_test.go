@@ -397,3 +397,21 @@ func TestAWorkflowsRunSaysWhereItStands(t *testing.T) {
 		t.Errorf("a retry from a stage: %d %s", got.StatusCode, string(got.body))
 	}
 }
+
+func TestARetryUnderAKeyIsTheSameRunAgain(t *testing.T) {
+	s := newSite(t)
+	s.plane.add("b", "default")
+	s.plane.finish("b")
+	first := s.do("POST", "/v1/runs/b:retry", `{"key":"k"}`)
+	for what, again := range map[string]reply{
+		"in the body":   s.do("POST", "/v1/runs/b:retry", `{"key":"k"}`),
+		"in the header": s.do("POST", "/v1/runs/b:retry", ``, "Idempotency-Key", "k"),
+	} {
+		if got := into[api.Run](t, again); first.StatusCode != 201 || again.StatusCode != 200 || again.Header.Get("Location") != first.Header.Get("Location") {
+			t.Errorf("%s: status %d, run %+v after %s", what, again.StatusCode, got, first.Header.Get("Location"))
+		}
+	}
+	if r := s.do("POST", "/v1/runs/b:retry", `{"key":"`+strings.Repeat("k", 201)+`"}`); r.StatusCode != 400 || !strings.Contains(string(r.body), "body.key") {
+		t.Errorf("a key that is too long: %d %s", r.StatusCode, r.body)
+	}
+}
