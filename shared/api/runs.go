@@ -327,8 +327,23 @@ type Placement struct {
 	Stored *StoredDecision `json:"stored,omitempty"`
 	// Queue is there while the run waits.
 	Queue *QueuePosition `json:"queue,omitempty"`
+	// Asks is there while only people can say how it goes on: a run that is being undone may wait for them by those that
+	// undo it. Ten at most.
+	Asks []Ask `json:"asks,omitempty"`
 	// Story is all of this in sentences, one a line, for people.
 	Story []string `json:"story"`
+}
+
+// Ask is a question to people, about a receipt or at a gate.
+type Ask struct {
+	Run      string   `json:"run"`   // that asked: the run itself, or one below it that undoes what it did
+	Owner    string   `json:"owner"` // who is asked: user:NAME, group:NAME or role:NAME; several with commas
+	Receipt  string   `json:"receipt,omitempty"`
+	Effect   string   `json:"effect,omitempty"`   // of the receipt: whether it happened is unknown
+	EffectOf string   `json:"effectOf,omitempty"` // the run that performed it
+	Gate     string   `json:"gate,omitempty"`
+	Title    string   `json:"title,omitempty"` // of the gate
+	Commands []string `json:"commands"`        // one answers it
 }
 
 // Candidate is one target in a decision.

@@ -291,6 +291,12 @@ func (p *Plane) Explain(ctx context.Context, id, target string) (Explanation, er
 	if err != nil {
 		return e, err
 	}
+	if e.Asks, err = p.asksOf(ctx, rec); err != nil {
+		return e, err
+	}
+	for i := range e.Asks {
+		family = append(family, e.Asks[i].Text())
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var diagnosis placement.Diagnosis
@@ -354,6 +360,8 @@ func (p *Plane) story(rec *run.Record, e *Explanation, d placement.Diagnosis, ag
 		s = append(s, flowStory(rec))
 	case agent == nil:
 		s = append(s, "Its agent is not declared any more.")
+	case rec.State == run.Compensating:
+		s = append(s, undoStory(rec))
 	case rec.State == run.Unschedulable:
 		s = append(s, "No target could take it, even when empty:")
 		s = append(s, d.Lines()...)
@@ -367,6 +375,8 @@ func (p *Plane) story(rec *run.Record, e *Explanation, d placement.Diagnosis, ag
 		s = append(s, fmt.Sprintf("Attempt %d was placed on %s at %s.", rec.Attempt, nodeOf(rec), at(e.DecidedAt)))
 	case rec.State == run.Backoff:
 		s = append(s, fmt.Sprintf("Attempt %d failed (%s); the next may be queued at %s.", rec.Attempt, rec.Current().Class, at(rec.Due)))
+	case rec.State == run.Waiting && len(e.Asks) > 0 && askedReceipt(rec.Park) != "":
+		s = append(s, "It is parked and holds no slot until a person answers.")
 	case rec.State == run.Waiting && rec.Park.On == run.OnChildren: // of them it is told below
 	case rec.State == run.Waiting && rec.Park != nil:
 		what := "the time " + at(rec.Park.Until)

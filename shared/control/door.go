@@ -185,6 +185,7 @@ type Explanation struct {
 	Candidates []placement.Candidate
 	Stored     *placement.Decision
 	Queue      *QueuePosition
+	Asks       []Ask // what people have to say first, 10 at most
 	Story      []string
 }
 

@@ -461,6 +461,14 @@ func (p *Plane) undoFailed(ctx context.Context, rec *run.Record, it *undoItem, s
 	}}).err
 }
 
+// undoStory says how far the undoing of a run is.
+func undoStory(rec *run.Record) string {
+	if asksToUndo(rec) {
+		return "Something that it did could not be undone, and people are asked whether to try that again; what it did before is undone after that."
+	}
+	return fmt.Sprintf("What it did is being undone, what was done last first, by runs that it calls for that: \"errand tree %s\" shows them. It holds no slot.", rec.ID)
+}
+
 // asksToUndo reports whether a run asks people whether to try again what could not be undone.
 func asksToUndo(rec *run.Record) bool {
 	return rec.State == run.Compensating && rec.Reason == run.CompensationFailed

@@ -14,6 +14,9 @@ func placementOf(e control.Explanation) api.Placement {
 	if out.Story == nil {
 		out.Story = []string{}
 	}
+	for i := range e.Asks {
+		out.Asks = append(out.Asks, ask(&e.Asks[i]))
+	}
 	for _, c := range e.Candidates {
 		out.Candidates = append(out.Candidates, candidate(c))
 	}
@@ -24,6 +27,16 @@ func placementOf(e control.Explanation) api.Placement {
 		out.Queue = &api.QueuePosition{
 			Position: q.Position, Ahead: q.Ahead, Total: q.Total, Limit: q.Limit, NextLook: optional(q.NextLook), Estimate: optional(q.Estimate),
 		}
+	}
+	return out
+}
+
+func ask(a *control.Ask) api.Ask {
+	out := api.Ask{Run: a.Run, Owner: a.Owner, Commands: a.Commands()}
+	if r := a.Receipt; r != nil {
+		out.Receipt, out.Effect, out.EffectOf = r.ID, r.Effect, r.Run
+	} else {
+		out.Gate, out.Title = a.Gate.ID, a.Gate.Title
 	}
 	return out
 }

@@ -354,6 +354,10 @@ func (f *fakePlane) Explain(ctx context.Context, id, target string) (control.Exp
 		Run: r, Chosen: "local", DecidedAt: instant, Story: []string{"it <b>waits</b> for a slot"},
 		Candidates: []placement.Candidate{{Target: "local", Refusals: []placement.Refusal{{Filter: "room", Verdict: placement.Verdict{Reason: placement.NoFreeSlot, Message: "all 4 slots are in use"}}}}},
 		Queue:      &control.QueuePosition{Position: 2, Ahead: 1, Total: 5, Limit: "a slot"},
+		Asks: []control.Ask{
+			{Run: id, Owner: "group:finance", Receipt: &run.Receipt{ID: "rc1", Effect: "charge", Run: "other"}},
+			{Run: id, Owner: "role:operator", Gate: &run.Gate{ID: "g1", Title: "Try again?"}},
+		},
 	}, nil
 }
 

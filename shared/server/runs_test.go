@@ -128,6 +128,12 @@ func TestReadingRuns(t *testing.T) {
 		if p.Candidates[0].Refusals[0].Reason != "NoFreeSlot" || p.Candidates[0].Feasible || p.Queue.Ahead != 1 {
 			t.Errorf("placement %+v", p)
 		}
+		if diff := cmp.Diff([]api.Ask{
+			{Run: "a", Owner: "group:finance", Receipt: "rc1", Effect: "charge", EffectOf: "other", Commands: []string{"errand resolve rc1 --happened", "errand resolve rc1 --not"}},
+			{Run: "a", Owner: "role:operator", Gate: "g1", Title: "Try again?", Commands: []string{"errand approve g1", "errand reject g1"}},
+		}, p.Asks); diff != "" {
+			t.Errorf("asks (-want +got):\n%s", diff)
+		}
 		s.plane.receipts["rc1"] = run.Receipt{ID: "rc1", Tenant: "default", Run: "b", Effect: "mail", State: run.ReceiptDone, Result: run.Payload{Ref: "x"}}
 		a := into[api.Audit](t, s.do("GET", "/v1/runs/b/audit", ""))
 		if string(a.Run.Input) != `{"a":1}` || len(a.Events) != 4 || a.Events[3].State != "succeeded" || len(a.Receipts) != 1 || a.Spend.Tokens != 7 || len(a.Children) != 1 {
