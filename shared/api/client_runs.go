@@ -243,16 +243,17 @@ func (c *Client) RetryAll(ctx context.Context, body Bulk) (*BulkResult, error) {
 	return act[BulkResult](ctx, c, "/v1/runs:retry", &body, body.DryRun)
 }
 
-// ListUnknownReceipts returns a page of the effects of which nobody knows whether they happened.
-func (c *Client) ListUnknownReceipts(ctx context.Context, p Page) (*List[Receipt], error) {
-	q := url.Values{"state": {"unknown"}}
+// ListReceipts returns a page of the effects of all runs that people must look at, by why: ReceiptsUnknown or
+// ReceiptsUndoFailed.
+func (c *Client) ListReceipts(ctx context.Context, state string, p Page) (*List[Receipt], error) {
+	q := url.Values{"state": {state}}
 	set(q, "tenant", c.tenant)
 	return get[List[Receipt]](ctx, c, "/v1/receipts", p.query(q))
 }
 
-// UnknownReceipts walks the effects of which nobody knows whether they happened.
-func (c *Client) UnknownReceipts(ctx context.Context) iter.Seq2[Receipt, error] {
-	return pages(ctx, Page{}, c.ListUnknownReceipts)
+// OpenReceipts walks what ListReceipts lists.
+func (c *Client) OpenReceipts(ctx context.Context, state string) iter.Seq2[Receipt, error] {
+	return pages(ctx, Page{}, func(ctx context.Context, p Page) (*List[Receipt], error) { return c.ListReceipts(ctx, state, p) })
 }
 
 // Resolve settles an unknown effect.

@@ -137,7 +137,10 @@ func TestCallsOnTheWire(t *testing.T) {
 			return err
 		}, `POST /v1/runs:cancel {"filter":{"agent":"a","tenant":"acme"}}`},
 		"RetryAll": {func(ctx context.Context, c *Client) error { _, err := c.RetryAll(ctx, Bulk{DryRun: true}); return err }, `POST /v1/runs:retry {"filter":{"tenant":"acme"},"dryRun":true}`},
-		"ListUnknownReceipts": {func(ctx context.Context, c *Client) error { _, err := c.ListUnknownReceipts(ctx, Page{}); return err },
+		"ListReceipts": {func(ctx context.Context, c *Client) error {
+			_, err := c.ListReceipts(ctx, ReceiptsUnknown, Page{})
+			return err
+		},
 			"GET /v1/receipts?state=unknown&tenant=acme"},
 		"Resolve": {func(ctx context.Context, c *Client) error {
 			_, err := c.Resolve(ctx, "x1", Resolve{Happened: &yes})

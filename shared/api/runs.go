@@ -211,7 +211,15 @@ type Receipt struct {
 	// Compensable: an end without success of the run undoes it. Undoes is the receipt that this effect undoes.
 	Compensable bool   `json:"compensable,omitempty"`
 	Undoes      string `json:"undoes,omitempty"`
+	// UndoFailed: it was to be undone and could not be; people are asked whether to try again, or have given it up.
+	UndoFailed bool `json:"undoFailed,omitempty"`
 }
+
+// States in which receipts are listed over all runs: what people must look at.
+const (
+	ReceiptsUnknown    = "unknown"    // nobody knows whether the effect happened
+	ReceiptsUndoFailed = "undoFailed" // the effect happened, was to be undone, and could not be
+)
 
 // Resolve is the body of POST /v1/receipts/{id}:resolve.
 type Resolve struct {

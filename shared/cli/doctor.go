@@ -284,7 +284,7 @@ func missingProgram(r fleet.Run) string {
 }
 
 func (d *doctor) receipts(ctx context.Context) {
-	list, err := d.c.ListUnknownReceipts(ctx, api.Page{Limit: 100})
+	list, err := d.c.ListReceipts(ctx, api.ReceiptsUnknown, api.Page{Limit: 100})
 	switch {
 	case err != nil:
 		d.add("receipts", checkWarn, "%s", strings.Join(d.app.explain(err), "; "))

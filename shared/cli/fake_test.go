@@ -48,8 +48,12 @@ func newFakeServer() *fakeServer {
 	mux.HandleFunc("GET /v1/runs/{id}/{part}", f.part)
 	mux.HandleFunc("POST /v1/runs/{id}", f.act)
 	mux.HandleFunc("POST /v1/runs:cancel", f.bulk)
-	mux.HandleFunc("GET /v1/receipts", func(w http.ResponseWriter, _ *http.Request) {
-		answer(w, 200, api.List[api.Receipt]{Items: []api.Receipt{f.receipt("unknown")}})
+	mux.HandleFunc("GET /v1/receipts", func(w http.ResponseWriter, r *http.Request) {
+		x := f.receipt("unknown")
+		if r.URL.Query().Get("state") == api.ReceiptsUndoFailed {
+			x.ID, x.State, x.UndoFailed = "rec2", "done", true
+		}
+		answer(w, 200, api.List[api.Receipt]{Items: []api.Receipt{x}})
 	})
 	mux.HandleFunc("POST /v1/receipts/{id}", f.resolve)
 	mux.HandleFunc("GET /v1/gates", func(w http.ResponseWriter, r *http.Request) {

@@ -2,7 +2,9 @@ package cli
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -18,7 +20,12 @@ func (a *app) receiptView() render.View[api.Receipt] {
 			{Head: "RECEIPT", Cell: func(r r) string { return r.ID }},
 			{Head: "RUN", Cell: func(r r) string { return r.Run }},
 			{Head: "EFFECT", Cell: func(r r) string { return r.Effect }},
-			{Head: "STATE", Cell: func(r r) string { return r.State }},
+			{Head: "STATE", Cell: func(r r) string {
+				if r.UndoFailed {
+					return r.State + ", undo failed"
+				}
+				return r.State
+			}},
 			{Head: "ATTEMPT", Cell: func(r r) string { return strconv.Itoa(r.Attempt) }},
 			{Head: "BEGUN", Cell: func(r r) string { return render.Age(a.now(), r.BegunAt.Time) }},
 			{Head: "ON-UNKNOWN", Cell: func(r r) string { return render.Dash(r.OnUnknown) }},
@@ -31,11 +38,24 @@ func (a *app) receiptView() render.View[api.Receipt] {
 }
 
 func (a *app) receiptsCommand() *cobra.Command {
-	return &cobra.Command{
+	var state string
+	cmd := &cobra.Command{
 		Use:   "receipts [RUN]",
-		Short: "Show the effects of a run, or all of which nobody knows whether they happened",
-		Args:  args(0, 1, "at most one run"),
+		Short: "Show the effects of a run, or of all runs those that people must look at",
+		Long: "Without a run: the effects of all runs of which nobody knows whether they happened (settle them with \"errand resolve\"),\n" +
+			"then those that could not be undone (\"errand explain RUN\" says who is asked).",
+		Example: "  errand receipts\n  errand receipts --state undoFailed\n  errand receipts 4u7q2m",
+		Args:    args(0, 1, "at most one run"),
 		RunE: func(cmd *cobra.Command, words []string) error {
+			states := []string{api.ReceiptsUnknown, api.ReceiptsUndoFailed}
+			switch {
+			case state != "" && !slices.Contains(states, state):
+				return usagef("receipts: --state %q: want %s", render.Clean(state), strings.Join(states, " or "))
+			case state != "" && len(words) == 1:
+				return usagef("receipts: --state selects among all runs; of a run all are shown")
+			case state != "":
+				states = []string{state}
+			}
 			c, err := a.client()
 			if err != nil {
 				return err
@@ -47,16 +67,20 @@ func (a *app) receiptsCommand() *cobra.Command {
 				}
 				return listing(a, a.receiptView(), list.Items, "receipts")
 			}
-			var unknown []api.Receipt
-			for r, err := range c.UnknownReceipts(cmd.Context()) {
-				if err != nil {
-					return fmt.Errorf("list unknown receipts: %w", err)
+			var open []api.Receipt
+			for _, s := range states {
+				for r, err := range c.OpenReceipts(cmd.Context(), s) {
+					if err != nil {
+						return fmt.Errorf("list receipts with state %s: %w", s, err)
+					}
+					open = append(open, r)
 				}
-				unknown = append(unknown, r)
 			}
-			return listing(a, a.receiptView(), unknown, "unknown receipts")
+			return listing(a, a.receiptView(), open, "receipts that are unknown or could not be undone")
 		},
 	}
+	cmd.Flags().StringVar(&state, "state", "", "of all runs: unknown or undoFailed; both without it")
+	return cmd
 }
 
 func (a *app) resolveCommand() *cobra.Command {

@@ -360,8 +360,6 @@ func (p *Plane) story(rec *run.Record, e *Explanation, d placement.Diagnosis, ag
 		s = append(s, flowStory(rec))
 	case agent == nil:
 		s = append(s, "Its agent is not declared any more.")
-	case rec.State == run.Compensating:
-		s = append(s, undoStory(rec))
 	case rec.State == run.Unschedulable:
 		s = append(s, "No target could take it, even when empty:")
 		s = append(s, d.Lines()...)

@@ -49,7 +49,7 @@ func TestAnExplanationSaysWhatAPersonHasToSay(t *testing.T) {
 	}{
 		"of the run that is undone": {func(h *house) (string, []string) {
 			r, _, receipt := h.asksWord()
-			return r.ID, []string{"is being undone", "effect charge of run " + r.ID, "receipt " + receipt, "owner group:finance", "errand resolve " + receipt + " --happened", "errand resolve " + receipt + " --not"}
+			return r.ID, []string{"is undone now", "effect charge of run " + r.ID, "receipt " + receipt, "owner group:finance", "errand resolve " + receipt + " --happened", "errand resolve " + receipt + " --not"}
 		}},
 		"of the run that undoes it": {func(h *house) (string, []string) {
 			r, a, receipt := h.asksWord()
@@ -67,7 +67,7 @@ func TestAnExplanationSaysWhatAPersonHasToSay(t *testing.T) {
 			h.undoes("w1", "payer", func(string) bool { return true })
 			h.settle()
 			wantState(h.t, h.get(r.ID), run.Compensating, run.CompensationFailed)
-			return r.ID, []string{"could not be undone", "asks group:finance", "errand approve ", "errand reject "}
+			return r.ID, []string{"Not all that it did could be undone", "asks group:finance", "errand approve ", "errand reject "}
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -150,6 +150,16 @@ func (p *Plane) settleIntents(ctx context.Context, rec *run.Record) (effects []r
 
 // allUndone notes that everything of a run that could be undone is: its agent said so by its success.
 func (p *Plane) allUndone(ctx context.Context, id string) error {
+	return p.noteUndoing(ctx, id, run.CompensateReceipt)
+}
+
+// noteUndoFailed notes of what is left of a run's effects that undoing them has failed.
+func (p *Plane) noteUndoFailed(ctx context.Context, id string) error {
+	return p.noteUndoing(ctx, id, func(r *run.Receipt) (*run.Receipt, error) { return run.FailUndo(r), nil })
+}
+
+// noteUndoing changes what is left to undo of a run's effects, in parts: a part that is written before the others stands.
+func (p *Plane) noteUndoing(ctx context.Context, id string, change func(*run.Receipt) (*run.Receipt, error)) error {
 	effects, err := p.effectsOf(ctx, id)
 	if err != nil {
 		return err
@@ -159,9 +169,12 @@ func (p *Plane) allUndone(ctx context.Context, id string) error {
 		if !undoable(&effects[i]) {
 			continue
 		}
-		next, err := run.CompensateReceipt(&effects[i])
+		next, err := change(&effects[i])
 		if err != nil {
 			return err
+		}
+		if next == nil {
+			continue
 		}
 		w, err := receiptWrite(&effects[i], next)
 		if err != nil {

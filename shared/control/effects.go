@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/errand-run/errand/shared/run"
@@ -16,8 +17,9 @@ import (
 // run.
 
 const (
-	effectTimeout = time.Minute // how long an action may take that names no time
-	tagUnknown    = "unknown"   // receipts that a person may have to resolve
+	effectTimeout = time.Minute  // how long an action may take that names no time
+	tagUnknown    = "unknown"    // receipts that a person may have to resolve
+	tagUndoFailed = "undofailed" // receipts of effects that could not be undone
 )
 
 // BeginEffect asks to perform an effect. The error is of the attempt (run.ErrFenced), of the request (*Refusal), or an
@@ -380,6 +382,9 @@ func receiptTag(r *run.Receipt) string {
 	if r.State == run.ReceiptUnknown || r.State == run.ReceiptIntent {
 		return tagUnknown
 	}
+	if r.UndoFailed {
+		return tagUndoFailed
+	}
 	return ""
 }
 
@@ -396,24 +401,28 @@ func (p *Plane) Receipts(ctx context.Context, id string) ([]run.Receipt, error) 
 	return p.asTheyAre(ctx, docs)
 }
 
-// UnknownReceipts lists effects of which nobody knows whether they happened.
+// UnknownReceipts lists effects of which nobody knows whether they happened. A page may be short.
 func (p *Plane) UnknownReceipts(ctx context.Context, limit int, pageToken string) ([]run.Receipt, string, error) {
-	docs, err := p.store.Tagged(ctx, store.KindReceipt, tagUnknown, pageToken, limit)
+	return p.receiptsTagged(ctx, tagUnknown, limit, pageToken, func(r *run.Receipt) bool { return r.State == run.ReceiptUnknown })
+}
+
+// UndoFailedReceipts lists effects that happened and whose undoing has failed: people are asked whether to try it again, or
+// have given it up. One of which it is unknown whether it happened is among the unknown ones.
+func (p *Plane) UndoFailedReceipts(ctx context.Context, limit int, pageToken string) ([]run.Receipt, string, error) {
+	return p.receiptsTagged(ctx, tagUndoFailed, limit, pageToken, func(r *run.Receipt) bool { return r.UndoFailed })
+}
+
+func (p *Plane) receiptsTagged(ctx context.Context, tag string, limit int, pageToken string, keep func(*run.Receipt) bool) ([]run.Receipt, string, error) {
+	docs, err := p.store.Tagged(ctx, store.KindReceipt, tag, pageToken, limit)
 	if err != nil {
-		return nil, "", fmt.Errorf("read unknown receipts: %w", err)
+		return nil, "", fmt.Errorf("read %s receipts: %w", tag, err)
 	}
 	next := ""
 	if len(docs) == limit {
 		next = docs[len(docs)-1].ID
 	}
 	all, err := p.asTheyAre(ctx, docs)
-	unknown := all[:0]
-	for _, r := range all {
-		if r.State == run.ReceiptUnknown {
-			unknown = append(unknown, r)
-		}
-	}
-	return unknown, next, err
+	return slices.DeleteFunc(all, func(r run.Receipt) bool { return !keep(&r) }), next, err
 }
 
 // asTheyAre decodes receipts and shows an intent whose attempt is over as what it is: unknown.

@@ -199,8 +199,6 @@ func flowStory(rec *run.Record) string {
 		return "It begins as soon as fewer workflows of its tenant go on than its quota of running ones allows."
 	case rec.State == run.Waiting && rec.Park != nil && rec.Park.On == run.OnGate:
 		return fmt.Sprintf("It is at stage %s and waits until people have decided gate %s.", rec.Flow, rec.Park.Name)
-	case rec.State == run.Compensating:
-		return undoStory(rec)
 	case rec.State.Terminal():
 		return fmt.Sprintf("It ended at stage %s.", rec.Flow)
 	}

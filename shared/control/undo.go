@@ -437,7 +437,13 @@ func (p *Plane) undoFailed(ctx context.Context, rec *run.Record, it *undoItem, s
 		}
 		return true, nil
 	}
-	// 2. Ask them, once.
+	// 2. What is left is found without the run, as long as it is there.
+	if it.of != nil && !asksToUndo(rec) {
+		if err := p.noteUndoFailed(ctx, it.of.ID); err != nil {
+			return false, err
+		}
+	}
+	// 3. Ask them, once.
 	return false, p.change(ctx, edit{id: rec.ID, decide: func(ctx context.Context, r *run.Record, now run.Instant) (draft, error) {
 		var d draft
 		if r.State != run.Compensating || r.Reason == run.CompensationFailed {
@@ -459,14 +465,6 @@ func (p *Plane) undoFailed(ctx context.Context, rec *run.Record, it *undoItem, s
 		d.events = append(d.events, run.Event{Type: run.EvCompensating, At: now, Reason: run.CompensationFailed, Message: run.Clip(it.what()+" failed: "+why, run.MaxMessage)})
 		return d, nil
 	}}).err
-}
-
-// undoStory says how far the undoing of a run is.
-func undoStory(rec *run.Record) string {
-	if asksToUndo(rec) {
-		return "Something that it did could not be undone, and people are asked whether to try that again; what it did before is undone after that."
-	}
-	return fmt.Sprintf("What it did is being undone, what was done last first, by runs that it calls for that: \"errand tree %s\" shows them. It holds no slot.", rec.ID)
 }
 
 // asksToUndo reports whether a run asks people whether to try again what could not be undone.

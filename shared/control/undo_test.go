@@ -573,6 +573,18 @@ func TestWhatCannotBeUndoneAtAllIsAskedOfPeople(t *testing.T) {
 			if e, err := h.p.Explain(t.Context(), r.ID, ""); err != nil || !strings.Contains(strings.Join(e.Story, " "), "waits until people have decided whether that is tried again") {
 				t.Errorf("the story is %q, %v", e.Story, err)
 			}
+			listed := func(want ...string) {
+				t.Helper()
+				list, next, err := h.p.UndoFailedReceipts(t.Context(), 10, "")
+				var got []string
+				for _, r := range list {
+					got = append(got, r.Effect+" "+string(r.State))
+				}
+				if diff := cmp.Diff(want, got); diff != "" || err != nil || next != "" {
+					t.Errorf("listed as what could not be undone (-want +got), %v:\n%s", err, diff)
+				}
+			}
+			listed("charge done")
 			if x.restart {
 				h.open()
 			}
@@ -597,6 +609,11 @@ func TestWhatCannotBeUndoneAtAllIsAskedOfPeople(t *testing.T) {
 			wantState(t, h.get(r.ID), x.state, x.reason)
 			if got := h.receiptStates(r.ID)["charge"]; got != x.receipt {
 				t.Errorf("the effect is %s, want %s", got, x.receipt)
+			}
+			if x.verdict == run.Approve {
+				listed()
+			} else {
+				listed("charge done") // given up, and somebody has to clear it up by hand
 			}
 		})
 	}

@@ -78,6 +78,9 @@ type Receipt struct {
 	Round int `json:"ro,omitempty"`
 	// Undoes is the receipt that this effect undoes; "" for an effect of its own.
 	Undoes string `json:"und,omitempty"`
+	// UndoFailed: it was to be undone, and that failed; people were asked. It is so until it is undone, or known not to
+	// have happened.
+	UndoFailed bool `json:"uf,omitempty"`
 }
 
 // Key is what the outside system is given as its idempotency key: the id, until the effect was undone.
@@ -422,6 +425,17 @@ func CompensateReceipt(existing *Receipt) (next *Receipt, err error) {
 	return next, nil
 }
 
+// FailUndo is the receipt of an effect that was to be undone and could not be, so that people find it; nil where that is
+// noted, or nothing of the effect is left.
+func FailUndo(existing *Receipt) (next *Receipt) {
+	if existing == nil || existing.UndoFailed || existing.State != ReceiptDone && existing.State != ReceiptUnknown {
+		return nil
+	}
+	next = existing.change(existing.State)
+	next.UndoFailed = true
+	return next
+}
+
 // SettledAt is from when on nothing of an intent can take effect any more; 0 for a receipt that is no intent. ownerEnded
 // is since when its attempt is known to be dead, 0 if it is not.
 func (r *Receipt) SettledAt(ownerEnded Instant) Instant {
@@ -458,6 +472,7 @@ func (r *Receipt) change(to ReceiptState) *Receipt {
 	next.Askers = slices.Clone(r.Askers)
 	next.Version++
 	next.State = to
+	next.UndoFailed = r.UndoFailed && (to == ReceiptDone || to == ReceiptUnknown)
 	return &next
 }
 

@@ -370,6 +370,24 @@ func TestUndoingAnEffect(t *testing.T) {
 			t.Fatalf("undone by %q, then by %q", a, b)
 		}
 	})
+	t.Run("that it failed is known as long as something of the effect may be left", func(t *testing.T) {
+		for state, want := range map[ReceiptState]bool{ReceiptDone: true, ReceiptUnknown: true, ReceiptIntent: false, ReceiptAbandoned: false, ReceiptCompensated: false} {
+			next := FailUndo(in(state))
+			if (next != nil) != want || next != nil && (next.State != state || !next.UndoFailed || FailUndo(next) != nil) {
+				t.Errorf("of %s: %+v", state, next)
+			}
+		}
+		failed := FailUndo(in(ReceiptUnknown))
+		if happened, err := ResolveReceipt(failed, true, Payload{}, "ann", t0); err != nil || !happened.UndoFailed {
+			t.Errorf("it happened after all: %+v, %v", happened, err)
+		}
+		if not, err := ResolveReceipt(failed, false, Payload{}, "ann", t0); err != nil || not.UndoFailed {
+			t.Errorf("it did not happen: %+v, %v", not, err)
+		}
+		if undone, err := CompensateReceipt(failed); err != nil || undone.UndoFailed {
+			t.Errorf("it is undone: %+v, %v", undone, err)
+		}
+	})
 	t.Run("nobody's late word makes it happen again", func(t *testing.T) {
 		undone := in(ReceiptCompensated)
 		if _, err := CommitReceipt(undone, CommitRequest{Run: "r1", Attempt: 2, Now: t0}); !errors.Is(err, ErrSettled) {

@@ -446,6 +446,10 @@ func (f *fakePlane) Receipts(_ context.Context, id string) ([]run.Receipt, error
 	return out, nil
 }
 
+func (f *fakePlane) UndoFailedReceipts(context.Context, int, string) ([]run.Receipt, string, error) {
+	return []run.Receipt{{ID: "rc7", Tenant: "default", Run: "b", Effect: "charge", State: run.ReceiptDone, UndoFailed: true}}, "", nil
+}
+
 func (f *fakePlane) UnknownReceipts(context.Context, int, string) ([]run.Receipt, string, error) {
 	var out []run.Receipt
 	for _, r := range f.receipts {

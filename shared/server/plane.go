@@ -77,6 +77,7 @@ type runPlane interface {
 
 	Receipts(ctx context.Context, runID string) ([]run.Receipt, error)
 	UnknownReceipts(ctx context.Context, limit int, pageToken string) (receipts []run.Receipt, next string, err error)
+	UndoFailedReceipts(ctx context.Context, limit int, pageToken string) (receipts []run.Receipt, next string, err error)
 	Receipt(ctx context.Context, id string) (run.Receipt, error)
 	Resolve(ctx context.Context, id string, happened bool, result json.RawMessage, by string) (run.Receipt, error)
 }

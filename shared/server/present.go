@@ -192,7 +192,7 @@ func (s *Server) receipt(ctx context.Context, r run.Receipt) (api.Receipt, error
 	out := api.Receipt{
 		ID: r.ID, Tenant: r.Tenant, Run: r.Run, Unit: r.Unit, Step: r.Step, Effect: r.Effect, State: string(r.State),
 		Attempt: r.Attempt, OnUnknown: string(r.Policy), BegunAt: timeOf(r.BegunAt), Until: optional(r.Until),
-		DoneAt: optional(r.DoneAt), ResolvedBy: r.ResolvedBy, RequestHash: r.Hash, Compensable: r.Compensable, Undoes: r.Undoes,
+		DoneAt: optional(r.DoneAt), ResolvedBy: r.ResolvedBy, RequestHash: r.Hash, Compensable: r.Compensable, Undoes: r.Undoes, UndoFailed: r.UndoFailed,
 	}
 	if r.Result.Empty() {
 		return out, nil

@@ -29,8 +29,8 @@ func (s *Server) receiptDoors() {
 	})
 	ordinary(s, door{
 		method: "GET", path: "/v1/receipts", id: "listReceipts", tag: "effects", need: view,
-		summary: "Receipts of which nobody knows whether the effect happened. A page may be short where tenants are hidden.", errors: []int{400},
-	}, s.listUnknown)
+		summary: "Effects of all runs that people must look at: of which nobody knows whether they happened (state=unknown), or which could not be undone (state=undoFailed). A page may be short.", errors: []int{400},
+	}, s.listReceipts)
 	ordinary(s, door{
 		method: "GET", path: "/v1/receipts/{id}", id: "getReceipt", tag: "effects", need: view,
 		summary: "Read a receipt.", errors: []int{404},
@@ -52,14 +52,24 @@ type receiptInput struct {
 	ID string `path:"id" doc:"id of the receipt"`
 }
 
-type unknownInput struct {
+type receiptsInput struct {
 	Page
-	State  string `query:"state" required:"true" enum:"unknown" doc:"only unknown ones can be listed over all runs"`
+	State  string `query:"state" doc:"unknown: nobody knows whether the effect happened. undoFailed: it happened, was to be undone, and could not be"`
 	Tenant string `query:"tenant"`
 }
 
-func (s *Server) listUnknown(ctx context.Context, in *unknownInput) (*answer[api.List[api.Receipt]], error) {
-	rs, next, err := s.plane.UnknownReceipts(ctx, in.limit(), in.PageToken)
+func (s *Server) listReceipts(ctx context.Context, in *receiptsInput) (*answer[api.List[api.Receipt]], error) {
+	var list func(ctx context.Context, limit int, pageToken string) ([]run.Receipt, string, error)
+	switch in.State {
+	case api.ReceiptsUnknown:
+		list = s.plane.UnknownReceipts
+	case api.ReceiptsUndoFailed:
+		list = s.plane.UndoFailedReceipts
+	default:
+		return nil, invalidAt("query.state", "%q; over all runs receipts are listed by %s or %s; those of one run, in any state, by GET /v1/runs/{id}/receipts",
+			clip(in.State), api.ReceiptsUnknown, api.ReceiptsUndoFailed)
+	}
+	rs, next, err := list(ctx, in.limit(), in.PageToken)
 	if err != nil {
 		return nil, err
 	}

@@ -296,6 +296,10 @@ func TestActions(t *testing.T) {
 		if len(l.Items) != 1 || l.NextPageToken != "next" {
 			t.Errorf("list %+v", l)
 		}
+		failed := into[api.List[api.Receipt]](t, s.do("GET", "/v1/receipts?state=undoFailed", ""))
+		if len(failed.Items) != 1 || failed.Items[0].State != "done" || !failed.Items[0].UndoFailed {
+			t.Errorf("what could not be undone: %+v", failed)
+		}
 		r := into[api.Receipt](t, s.do("POST", "/v1/receipts/rc1:resolve", `{"happened":true,"result":{"id":7}}`))
 		if r.State != "done" || r.ResolvedBy != "local" || string(r.Result) != `{"id":7}` {
 			t.Errorf("receipt %+v", r)

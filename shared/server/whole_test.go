@@ -139,7 +139,7 @@ func TestAWholeRunOverHTTP(t *testing.T) {
 		"attempts":  func() error { _, err := client.Attempts(ctx, sent.ID); return err },
 		"stats":     func() error { _, err := client.Stats(ctx, api.StatsFilter{Window: time.Minute}); return err },
 		"agent":     func() error { _, err := client.Object(ctx, api.Agents, "echo"); return err },
-		"unknown":   func() error { _, err := client.ListUnknownReceipts(ctx, api.Page{}); return err },
+		"unknown":   func() error { _, err := client.ListReceipts(ctx, api.ReceiptsUnknown, api.Page{}); return err },
 		"list": func() error {
 			_, err := client.ListRuns(ctx, api.RunFilter{State: []string{"succeeded"}, Labels: map[string]string{}}, api.Page{Limit: 5})
 			return err
