@@ -65,6 +65,11 @@ func (c *Client) Run(ctx context.Context, id string, wait time.Duration) (*Run, 
 	return out, err
 }
 
+// RunWithFamily returns a run with what it and all below it have cost.
+func (c *Client) RunWithFamily(ctx context.Context, id string) (*Run, error) {
+	return get[Run](ctx, c, runPath(id), url.Values{"family": {"true"}})
+}
+
 // WaitRun returns a run when it is over, however long that takes; ctx bounds it.
 func (c *Client) WaitRun(ctx context.Context, id string) (*Run, error) {
 	for {

@@ -105,14 +105,15 @@ func TestCallsOnTheWire(t *testing.T) {
 			_, err := c.ListRuns(ctx, RunFilter{Agent: "a", State: []string{"queued", "running"}, Parent: "p", Labels: map[string]string{"team": "x=y", "env": "prod"}, Since: &since}, Page{Limit: 2})
 			return err
 		}, "GET /v1/runs?agent=a&label=env%3Dprod&label=team%3Dx%3Dy&limit=2&parent=p&since=2026-01-31T12%3A00%3A00.000Z&state=queued%2Crunning&tenant=acme"},
-		"ListEvents": {func(ctx context.Context, c *Client) error { _, err := c.ListEvents(ctx, "r1", Page{}); return err }, "GET /v1/runs/r1/events"},
-		"Tree":       {func(ctx context.Context, c *Client) error { _, err := c.Tree(ctx, "r1"); return err }, "GET /v1/runs/r1/tree"},
-		"Output":     {func(ctx context.Context, c *Client) error { _, err := c.Output(ctx, "r1"); return err }, "GET /v1/runs/r1/output"},
-		"ListLogs":   {func(ctx context.Context, c *Client) error { _, err := c.ListLogs(ctx, "r1", Page{}); return err }, "GET /v1/runs/r1/logs"},
-		"Receipts":   {func(ctx context.Context, c *Client) error { _, err := c.Receipts(ctx, "r1"); return err }, "GET /v1/runs/r1/receipts"},
-		"Attempts":   {func(ctx context.Context, c *Client) error { _, err := c.Attempts(ctx, "r1"); return err }, "GET /v1/runs/r1/attempts"},
-		"Placement":  {func(ctx context.Context, c *Client) error { _, err := c.Placement(ctx, "r1", "gpu"); return err }, "GET /v1/runs/r1/placement?target=gpu"},
-		"Audit":      {func(ctx context.Context, c *Client) error { _, err := c.Audit(ctx, "r1", Page{}); return err }, "GET /v1/runs/r1/audit"},
+		"ListEvents":    {func(ctx context.Context, c *Client) error { _, err := c.ListEvents(ctx, "r1", Page{}); return err }, "GET /v1/runs/r1/events"},
+		"Tree":          {func(ctx context.Context, c *Client) error { _, err := c.Tree(ctx, "r1"); return err }, "GET /v1/runs/r1/tree"},
+		"RunWithFamily": {func(ctx context.Context, c *Client) error { _, err := c.RunWithFamily(ctx, "r1"); return err }, "GET /v1/runs/r1?family=true"},
+		"Output":        {func(ctx context.Context, c *Client) error { _, err := c.Output(ctx, "r1"); return err }, "GET /v1/runs/r1/output"},
+		"ListLogs":      {func(ctx context.Context, c *Client) error { _, err := c.ListLogs(ctx, "r1", Page{}); return err }, "GET /v1/runs/r1/logs"},
+		"Receipts":      {func(ctx context.Context, c *Client) error { _, err := c.Receipts(ctx, "r1"); return err }, "GET /v1/runs/r1/receipts"},
+		"Attempts":      {func(ctx context.Context, c *Client) error { _, err := c.Attempts(ctx, "r1"); return err }, "GET /v1/runs/r1/attempts"},
+		"Placement":     {func(ctx context.Context, c *Client) error { _, err := c.Placement(ctx, "r1", "gpu"); return err }, "GET /v1/runs/r1/placement?target=gpu"},
+		"Audit":         {func(ctx context.Context, c *Client) error { _, err := c.Audit(ctx, "r1", Page{}); return err }, "GET /v1/runs/r1/audit"},
 		"Cancel": {func(ctx context.Context, c *Client) error {
 			_, err := c.Cancel(ctx, "r1", Cancel{Reason: "wrong", DryRun: true})
 			return err

@@ -61,8 +61,10 @@ type Run struct {
 	WakeAt       *Time  `json:"wakeAt,omitempty"`
 	Deadline     *Time  `json:"deadline,omitempty"`
 	// ExpiresAt is when a finished run may be removed; absent where it is kept for ever. It stays while it is needed.
-	ExpiresAt *Time           `json:"expiresAt,omitempty"`
-	Cost      Cost            `json:"cost"`
+	ExpiresAt *Time `json:"expiresAt,omitempty"`
+	Cost      Cost  `json:"cost"`
+	// Family is the cost of the run and of all below it; where it was asked for.
+	Family    *Family         `json:"family,omitempty"`
 	Score     *float64        `json:"score,omitempty"`
 	Placement *PlacementBrief `json:"placement,omitempty"`
 	WaitsFor  *WaitsFor       `json:"waitsFor,omitempty"` // state waiting
@@ -81,6 +83,14 @@ func (r *Run) Name() string { return r.Agent + r.Workflow + r.Job }
 type Cost struct {
 	USD    float64 `json:"usd"`
 	Tokens int64   `json:"tokens"`
+}
+
+// Family is what a run and all that it called, at any depth, have consumed so far.
+type Family struct {
+	Cost Cost `json:"cost"`
+	Runs int  `json:"runs"` // the run itself and those below it
+	// Truncated is true where there are more runs than are counted: 100,000.
+	Truncated bool `json:"truncated,omitempty"`
 }
 
 // PlacementBrief is where the run's live or last attempt was placed.
@@ -269,7 +279,7 @@ type Audit struct {
 	Events   []Event   `json:"events"`
 	Receipts []Receipt `json:"receipts"` // effects, and what was undone
 	Children []Run     `json:"children"` // all below it
-	// Spend is that of the run and of all below it.
+	// Spend is that of the run and of all below it, as in Run.Family, which says of how many.
 	Spend Cost `json:"spend"`
 	// Truncated is true where there are more than 1,000 runs below it, or more than 2,000 effects.
 	Truncated     bool   `json:"truncated,omitempty"`

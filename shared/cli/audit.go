@@ -61,7 +61,7 @@ func (a *app) describeAudit(w io.Writer, doc *api.Audit) error {
 		return err
 	}
 	d := render.NewDetail(w)
-	d.Field("Spend", cost(doc.Spend)+", with all below it")
+	d.Field("Spend", firstOf(familyCost(doc.Run), cost(doc.Spend))+", with all below it")
 	part := func(label string, n int, table func(render.Printer) error) error {
 		if n == 0 {
 			return nil

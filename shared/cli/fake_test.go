@@ -338,6 +338,9 @@ func (f *fakeServer) getRun(w http.ResponseWriter, r *http.Request) {
 		hangs = !run.Terminal()
 	}
 	shown := *run
+	if r.URL.Query().Get("family") == "true" {
+		shown.Family = &api.Family{Cost: api.Cost{USD: 1.5, Tokens: 70}, Runs: 3}
+	}
 	f.mu.Unlock()
 	if hangs {
 		<-r.Context().Done() // until the client's own timeout ends the call

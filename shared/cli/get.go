@@ -133,7 +133,7 @@ func (a *app) getRuns(ctx context.Context, c *api.Client, ids []string, watch bo
 	}
 	var runs []api.Run
 	for _, id := range ids {
-		r, err := c.Run(ctx, id, 0)
+		r, err := c.RunWithFamily(ctx, id)
 		if err != nil {
 			return fmt.Errorf("get run %s: %w", id, err)
 		}
@@ -165,7 +165,7 @@ func (a *app) describeCommand() *cobra.Command {
 				return err
 			}
 			if k.name == kindRun.name {
-				r, err := c.Run(cmd.Context(), words[1], 0)
+				r, err := c.RunWithFamily(cmd.Context(), words[1])
 				if err != nil {
 					return fmt.Errorf("describe run %s: %w", words[1], err)
 				}

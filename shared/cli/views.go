@@ -30,6 +30,7 @@ func (a *app) runView() render.View[api.Run] {
 			{Head: "TARGET", Wide: true, Cell: func(r r) string { return render.Dash(targetOf(r)) }},
 			{Head: "PRIORITY", Wide: true, Cell: func(r r) string { return strconv.Itoa(r.Priority) }},
 			{Head: "COST", Wide: true, Cell: func(r r) string { return cost(r.Cost) }},
+			{Head: "FAMILY-COST", Wide: true, Cell: func(r r) string { return render.Dash(familyCost(r)) }},
 			{Head: "KEY", Wide: true, Cell: func(r r) string { return render.Dash(r.Key) }},
 			{Head: "MESSAGE", Wide: true, Cell: func(r r) string { return render.Dash(r.Message) }},
 		},
@@ -67,6 +68,19 @@ func cost(c api.Cost) string {
 		parts = append(parts, fmt.Sprintf("%d tokens", c.Tokens))
 	}
 	return render.Dash(strings.Join(parts, " "))
+}
+
+// familyCost is what the run and those below it have cost; "" where there are none, or nobody asked.
+func familyCost(r api.Run) string {
+	f := r.Family
+	if f == nil || f.Runs < 2 {
+		return ""
+	}
+	text := fmt.Sprintf("%s in %d runs", cost(f.Cost), f.Runs)
+	if f.Truncated {
+		text += ", and there are more"
+	}
+	return text
 }
 
 func instant(t *api.Time) string {
@@ -107,6 +121,7 @@ func (a *app) describeRun(w io.Writer, r api.Run) error {
 	if r.Cost != (api.Cost{}) {
 		d.Field("Cost", cost(r.Cost))
 	}
+	d.Field("Family cost", familyCost(r))
 	if r.Score != nil {
 		d.Field("Score", strconv.FormatFloat(*r.Score, 'g', 4, 64))
 	}

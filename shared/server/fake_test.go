@@ -321,6 +321,14 @@ func (f *fakePlane) Tree(ctx context.Context, id string) (control.TreeNode, erro
 	return n, nil
 }
 
+func (f *fakePlane) Spend(ctx context.Context, id string) (control.FamilySpend, error) {
+	r, err := f.Get(ctx, id)
+	if err != nil {
+		return control.FamilySpend{}, err
+	}
+	return control.FamilySpend{Usage: r.Usage.Plus(run.Usage{USD: 1, InputTokens: 100}), Runs: 3, More: true}, nil
+}
+
 func (f *fakePlane) Logs(_ context.Context, id, after string, limit int) ([]runtime.LogLine, string, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

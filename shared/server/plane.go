@@ -60,6 +60,8 @@ type runPlane interface {
 	Watch(ctx context.Context, buffer int) (<-chan control.Change, func())
 	Value(ctx context.Context, v run.Payload) (json.RawMessage, error)
 	Attempts(ctx context.Context, id string) ([]run.Attempt, error)
+	// Spend sums up what a run and all below it have cost.
+	Spend(ctx context.Context, id string) (control.FamilySpend, error)
 	Tree(ctx context.Context, id string) (control.TreeNode, error)
 	// Logs returns lines after a position, "" for the first; next is the position after the last of them, also when
 	// there are no more lines yet.

@@ -161,6 +161,10 @@ func (s *Server) getRun(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	family, err := flag(r, "family")
+	if err != nil {
+		return err
+	}
 	rec, err := s.runOf(r.Context(), pathValue(r, "id"))
 	if err != nil {
 		return err
@@ -175,11 +179,14 @@ func (s *Server) getRun(w http.ResponseWriter, r *http.Request) error {
 		}
 	}
 	w.Header().Set("ETag", quoted(etagOf(rec.Seq)))
-	if r.Header.Get("If-None-Match") == quoted(etagOf(rec.Seq)) {
+	if !family && r.Header.Get("If-None-Match") == quoted(etagOf(rec.Seq)) { // a family changes without the run
 		w.WriteHeader(http.StatusNotModified)
 		return nil
 	}
 	out, err := s.whole(r.Context(), rec)
+	if err == nil && family {
+		out.Family, err = s.familyOf(r.Context(), rec.ID)
+	}
 	if err != nil {
 		return err
 	}
@@ -325,10 +332,12 @@ func (s *Server) auditRest(ctx context.Context, rec *run.Record, a *api.Audit) e
 	if err != nil {
 		return err
 	}
-	var usage run.Usage
+	if a.Run.Family, err = s.familyOf(ctx, rec.ID); err != nil {
+		return err
+	}
+	a.Spend = a.Run.Family.Cost
 	var walk func(n control.TreeNode)
 	walk = func(n control.TreeNode) {
-		usage = usage.Plus(n.Run.Usage)
 		a.Truncated = a.Truncated || n.More
 		for _, c := range n.Children {
 			a.Children = append(a.Children, brief(c.Run))
@@ -336,9 +345,17 @@ func (s *Server) auditRest(ctx context.Context, rec *run.Record, a *api.Audit) e
 		}
 	}
 	walk(n)
-	a.Spend = costOf(usage)
 	a.Truncated = a.Truncated || len(rs) >= maxAuditReceipts
 	return nil
+}
+
+// familyOf is what a run and all below it have cost.
+func (s *Server) familyOf(ctx context.Context, id string) (*api.Family, error) {
+	f, err := s.plane.Spend(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	return &api.Family{Cost: costOf(f.Usage), Runs: f.Runs, Truncated: f.More}, nil
 }
 
 // maxAuditReceipts is how many receipts of one run are listed.

@@ -136,8 +136,17 @@ func TestReadingRuns(t *testing.T) {
 		}
 		s.plane.receipts["rc1"] = run.Receipt{ID: "rc1", Tenant: "default", Run: "b", Effect: "mail", State: run.ReceiptDone, Result: run.Payload{Ref: "x"}}
 		a := into[api.Audit](t, s.do("GET", "/v1/runs/b/audit", ""))
-		if string(a.Run.Input) != `{"a":1}` || len(a.Events) != 4 || a.Events[3].State != "succeeded" || len(a.Receipts) != 1 || a.Spend.Tokens != 7 || len(a.Children) != 1 {
+		if string(a.Run.Input) != `{"a":1}` || len(a.Events) != 4 || a.Events[3].State != "succeeded" || len(a.Receipts) != 1 || a.Spend.Tokens != 107 || a.Run.Family.Runs != 3 || len(a.Children) != 1 {
 			t.Errorf("audit %+v", a)
+		}
+		// What the family costs changes without the run: a client that knows the run is not told that nothing is new.
+		etag := s.do("GET", "/v1/runs/b", "").Header.Get("ETag")
+		f := s.do("GET", "/v1/runs/b?family=true", "", "If-None-Match", etag)
+		if got := into[api.Run](t, f).Family; got == nil || got.Cost.Tokens != 107 || got.Runs != 3 || !got.Truncated {
+			t.Errorf("family %+v", got)
+		}
+		if plain := s.do("GET", "/v1/runs/b", "", "If-None-Match", etag); plain.StatusCode != 304 {
+			t.Errorf("the run alone: %d", plain.StatusCode)
 		}
 	})
 }

@@ -57,7 +57,7 @@ func (s *Server) runDoors() {
 	s.plain(door{
 		method: "GET", path: "/v1/runs/{id}", id: "getRun", tag: "runs", need: view,
 		summary: "Read a run; with wait, once it is over or the wait is.",
-		answer:  api.Run{}, also: []int{304}, params: []*huma.Param{waitParam, headerParam("If-None-Match", "An etag; 304 when it is the run's.")},
+		answer:  api.Run{}, also: []int{304}, params: []*huma.Param{waitParam, queryParam("family", "true: with what it and all below it have cost."), headerParam("If-None-Match", "An etag; 304 when it is the run's.")},
 		errors: []int{400, 404},
 	}, s.getRun)
 	s.plain(door{
