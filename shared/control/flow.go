@@ -89,7 +89,13 @@ func (p *Plane) advance(ctx context.Context, rec *run.Record) error {
 	if f == nil || begins {
 		// 1. From the record: where it stands.
 		var err error
-		if f, err = p.board(ctx, rec); err != nil {
+		if begins {
+			err = p.inherit(ctx, rec)
+		}
+		if err == nil {
+			f, err = p.board(ctx, rec)
+		}
+		if err != nil {
 			return p.grounded(ctx, rec, err)
 		}
 		if goesOn, err := p.leap(ctx, rec, f, nil, begins); !goesOn || err != nil {

@@ -11,7 +11,6 @@ import (
 	"github.com/errand-run/errand/shared/fleet"
 	"github.com/errand-run/errand/shared/run"
 	"github.com/errand-run/errand/shared/runtime"
-	"github.com/errand-run/errand/shared/store"
 	"github.com/errand-run/errand/shared/workflow"
 	"github.com/errand-run/errand/shared/workflow/cel"
 )
@@ -314,40 +313,45 @@ func (p *Plane) retryOfFlow(ctx context.Context, old *run.Record, q RetryRequest
 	if whole {
 		return a, nil
 	}
-	// 2. What it takes over.
-	kept, err := p.keptOf(ctx, old, x.plan, input, q)
+	// 2. What it takes over: named now, and copied when it begins.
+	kept, given, err := p.keptOf(ctx, old, x.plan, input, q)
 	if err != nil {
 		return a, err
 	}
-	for i, o := range kept {
-		writes, err := outcomeWrites(spec.ID, o.name, i+1, o.Outcome)
+	if given != nil {
+		writes, err := outcomeWrites(spec.ID, given.name, len(kept)+1, given.Outcome)
 		if err != nil {
 			return a, err
 		}
 		a.writes = append(a.writes, writes...)
 	}
-	if len(a.writes) >= store.MaxWrites-1 {
-		return a, refuse(CodeTooLarge, "run %s has %d outcomes before that stage, more than a retry can take over: retry it from an earlier stage, or as a whole by giving its input", old.ID, len(kept))
+	if len(kept) > 0 {
+		w, err := takeoverWrite(spec.ID, kept)
+		if err != nil {
+			return a, err
+		}
+		a.writes = append(a.writes, w)
 	}
 	return a, nil
 }
 
-// keptOf are the outcomes that a retry takes over from the run that it repeats.
-func (p *Plane) keptOf(ctx context.Context, old *run.Record, plan *workflow.Plan, input json.RawMessage, q RetryRequest) ([]named, error) {
+// keptOf names the outcomes that a retry takes over from the run that it repeats. given is another input of the stage from
+// which it goes anew, nil for none.
+func (p *Plane) keptOf(ctx context.Context, old *run.Record, plan *workflow.Plan, input json.RawMessage, q RetryRequest) (kept []string, given *named, err error) {
 	// 1. What was undone is not taken over.
 	undone, err := p.wasUndone(ctx, old)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if undone {
 		if q.From != "" {
-			return nil, refuse(CodeState, "what run %s did was undone when it ended: it can be retried as a whole, not from stage %.80q", old.ID, q.From)
+			return nil, nil, refuse(CodeState, "what run %s did was undone when it ended: it can be retried as a whole, not from stage %.80q", old.ID, q.From)
 		}
-		return nil, nil
+		return nil, nil, nil
 	}
 	outcomes, err := p.outcomesOf(ctx, old.ID)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	// 2. The stage from which it goes anew, on the way that the old run went.
 	visits := plan.Visits(workflow.Progress{
@@ -363,22 +367,23 @@ func (p *Plane) keptOf(ctx context.Context, old *run.Record, plan *workflow.Plan
 		for _, v := range visits {
 			names = append(names, v.Name)
 		}
-		return nil, refuse(CodeInvalid, "run %s has not been at stage %.80q by the workflow as it is declared now; it was at %s", old.ID, q.From, run.Clip(strings.Join(names, ", "), 500))
+		return nil, nil, refuse(CodeInvalid, "run %s has not been at stage %.80q by the workflow as it is declared now; it was at %s", old.ID, q.From, run.Clip(strings.Join(names, ", "), 500))
 	}
 	// 3. All before it, and what is given to it.
-	var kept []named
+	before := make(map[string]bool, from)
 	for _, v := range visits[:from] {
-		for name, o := range outcomes {
-			if name == v.Name || strings.HasPrefix(name, v.Name+"/") {
-				kept = append(kept, named{name, o})
-			}
+		before[v.Name] = true
+	}
+	for name := range outcomes {
+		if visit, _, _ := strings.Cut(name, "/"); before[visit] {
+			kept = append(kept, name)
 		}
 	}
-	slices.SortFunc(kept, func(a, b named) int { return strings.Compare(a.name, b.name) })
+	slices.Sort(kept)
 	if q.Input != nil {
-		kept = append(kept, named{visits[from].Name + "/input", &workflow.Outcome{State: workflow.Succeeded, Output: q.Input, At: p.now()}})
+		given = &named{visits[from].Name + "/input", &workflow.Outcome{State: workflow.Succeeded, Output: q.Input, At: p.now()}}
 	}
-	return kept, nil
+	return kept, given, nil
 }
 
 // wasUndone reports whether something that a run did was undone at its end.
