@@ -38,13 +38,13 @@ func TestARetryUnderAKeyIsMadeOnce(t *testing.T) {
 		"the same again":                         {nil, q, true, ""},
 		"the same in another form":               {nil, RetryRequest{Key: "k", Input: json.RawMessage(`{"b":2, "a":1}`), Actor: "bob"}, true, ""},
 		"after a restart":                        {func(h *house, _ *run.Record) { h.open() }, q, true, ""},
-		"once the new run is over":               {func(h *house, r *run.Record) { h.cancel(r.ID) }, q, true, ""},
+		"once the new run is over":               {func(h *house, r *run.Record) { h.endNow(r.ID) }, q, true, ""},
 		"another key":                            {nil, RetryRequest{Key: "l", Input: q.Input}, false, ""},
 		"no key":                                 {nil, RetryRequest{Input: q.Input}, false, ""},
 		"the same key with another input":        {nil, RetryRequest{Key: "k", Input: json.RawMessage(`1`)}, false, CodeConflict},
 		"the same key without the input":         {nil, RetryRequest{Key: "k"}, false, CodeConflict},
 		"a key that is too long":                 {nil, RetryRequest{Key: strings.Repeat("k", maxKey+1)}, false, CodeInvalid},
-		"the same although its agent is no more": {func(h *house, r *run.Record) { h.cancel(r.ID); h.forget("echo") }, q, true, ""},
+		"the same although its agent is no more": {func(h *house, r *run.Record) { h.endNow(r.ID); h.forget("echo") }, q, true, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHouse(t, agentNamed("echo"))
@@ -72,7 +72,7 @@ func TestARetryUnderAKeyIsMadeOnce(t *testing.T) {
 	}
 }
 
-func (h *house) cancel(id string) {
+func (h *house) endNow(id string) {
 	h.t.Helper()
 	if _, err := h.p.Cancel(h.t.Context(), id, CancelRequest{}); err != nil {
 		h.t.Fatal(err)
