@@ -85,6 +85,7 @@ type live struct {
 	worker   string
 	state    run.State
 	handed   run.Instant // when a worker took it; 0 until then
+	fetched  bool        // its worker took it from this leader, or has named it since
 	sending  bool        // it is being handed over
 	reminded int         // how often it was handed over again
 	unsure   bool        // after a takeover: only its worker's next heartbeat can tell whether it was handed over
@@ -520,7 +521,7 @@ func (ix *index) release(t *tracked, r *run.Record) {
 	}
 	if w := ix.workers[l.worker]; w != nil {
 		delete(w.holds, l.id)
-		if l.session != "" && attemptOf(r, l.n).StartedAt != 0 {
+		if l.session != "" && l.fetched && attemptOf(r, l.n).StartedAt != 0 {
 			ix.turn(w, l.session)
 		}
 	}

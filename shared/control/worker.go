@@ -251,7 +251,7 @@ func (p *Plane) take(w *worker, agents []string, limit int, now run.Instant) []s
 		switch {
 		case t == nil || t.live == nil:
 		case len(taken) < limit && slices.Contains(agents, t.agent):
-			t.live.handed, t.live.worker = now, w.id
+			t.live.handed, t.live.worker, t.live.fetched = now, w.id, true
 			w.holds[id] = t.live.n
 			p.ix.confirms = append(p.ix.confirms, confirm{now.Add(p.cfg.ConfirmAfter), id, t.live.n})
 			taken = append(taken, id)
@@ -467,7 +467,7 @@ func (p *Plane) beatHeard(b *WorkerBeat, now run.Instant) (*worker, error) {
 			continue
 		}
 		l := t.live
-		l.worker = w.id
+		l.worker, l.fetched = w.id, true
 		if l.handed == 0 {
 			l.handed = now
 			p.ix.box(l.node).remove(id)
