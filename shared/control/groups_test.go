@@ -295,7 +295,7 @@ func (s *crossing) Held(ctx context.Context, each func(store.Doc) error) error {
 }
 
 func TestARunThatIsBegunAtAnotherProcessWaitsForItsGroupToo(t *testing.T) {
-	begin := func(p *Plane, t *testing.T, worker, of string) (*run.Record, error) {
+	begin := func(t *testing.T, p *Plane, worker, of string) (*run.Record, error) {
 		b, err := p.Begin(t.Context(), Beginning{Submission: Submission{Agent: "writer", Input: vendor(of), Key: worker}, Worker: worker})
 		return b.Run, err
 	}
@@ -315,23 +315,23 @@ func TestARunThatIsBegunAtAnotherProcessWaitsForItsGroupToo(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			d := newDistrict(t, writer())
 			one, two := at(d)
-			first, err := begin(one, t, "w1", "a")
+			first, err := begin(t, one, "w1", "a")
 			if err != nil {
 				t.Fatal(err)
 			}
-			_, err = begin(two, t, "w2", "a")
+			_, err = begin(t, two, "w2", "a")
 			refused(t, err, first)
-			if _, err := begin(two, t, "w3", "b"); err != nil {
+			if _, err := begin(t, two, "w3", "b"); err != nil {
 				t.Fatalf("a run of another key: %v", err)
 			}
-			if again, err := begin(two, t, "w1", "a"); err != nil || again.ID != first.ID {
+			if again, err := begin(t, two, "w1", "a"); err != nil || again.ID != first.ID {
 				t.Fatalf("the first again: %v", err)
 			}
 			if res := one.Report(t.Context(), []runtime.Report{{Type: runtime.Completed, Run: first.ID, N: 1, Worker: "w1"}})[0]; res.Err != nil {
 				t.Fatal(res.Err)
 			}
 			d.deliver()
-			if _, err := begin(two, t, "w2", "a"); err != nil {
+			if _, err := begin(t, two, "w2", "a"); err != nil {
 				t.Fatalf("when the first has ended: %v", err)
 			}
 		})
@@ -342,14 +342,14 @@ func TestARunThatIsBegunAtAnotherProcessWaitsForItsGroupToo(t *testing.T) {
 		if n := len(d.lease("w1", 1, "writer")); n != 1 {
 			t.Fatalf("%d leases", n)
 		}
-		_, err := begin(d.b, t, "w2", "a")
+		_, err := begin(t, d.b, "w2", "a")
 		refused(t, err, d.get(first.ID))
 	})
 	for name, before := range map[string]bool{"for the first time": false, "and before": true} {
 		t.Run("of two that begin at the same time one does, "+name, func(t *testing.T) {
 			d := newDistrict(t, writer())
 			if before {
-				r, err := begin(d.c, t, "w0", "a")
+				r, err := begin(t, d.c, "w0", "a")
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -358,11 +358,11 @@ func TestARunThatIsBegunAtAnotherProcessWaitsForItsGroupToo(t *testing.T) {
 			var first *run.Record
 			d.b.store = &crossing{Store: d.b.store, meanwhile: func() {
 				var err error
-				if first, err = begin(d.c, t, "w1", "a"); err != nil {
+				if first, err = begin(t, d.c, "w1", "a"); err != nil {
 					t.Fatal(err)
 				}
 			}}
-			_, err := begin(d.b, t, "w2", "a")
+			_, err := begin(t, d.b, "w2", "a")
 			refused(t, err, first)
 		})
 	}

@@ -109,7 +109,7 @@ func (k *Reckoning) Within() Span { return k.within }
 // for people alone by way of runs that it called itself, as far as its record does not say so yet.
 func (k *Reckoning) Add(r *Record, through Spans) {
 	life := Spans{{r.CreatedAt, r.EndedAt}}.Clip(k.within)
-	people := append(slices.Clone(Spans(r.ForPeople)), through...).Clip(k.within)
+	people := append(slices.Clone(r.ForPeople), through...).Clip(k.within)
 	k.people = append(k.people, people...)
 	k.busy = append(k.busy, life.Minus(people)...)
 	if n := len(k.people) + len(k.busy); n > 2*k.sorted+256 {

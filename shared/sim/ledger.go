@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"reflect"
 	"strings"
 	"sync"
 	"time"
@@ -278,6 +279,8 @@ func (l *ledger) wroteReceipt(d *store.Write) {
 	}
 	before := l.receipts[d.ID]
 	switch {
+	case before != nil && reflect.DeepEqual(r, run.FailUndo(before)):
+		l.w.saw("effect that could not be undone")
 	case before != nil && before.State == run.ReceiptDone && r.State != run.ReceiptCompensated:
 		l.w.fail("a committed receipt is final", "receipt %s became %s", d.ID, r.State)
 	case before != nil && r.State == run.ReceiptCompensated:
