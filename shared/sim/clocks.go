@@ -38,7 +38,9 @@ func (l *ledger) clocks(u *store.Unit) {
 			if c.ends == 0 {
 				c.ends = k.rec.Deadline
 			}
-			c.stood, c.asOf = c.stoodBy(l.w.passed), l.w.passed
+			// What is written was decided before: a process may have hung since.
+			at := max(l.w.passed-max(l.w.now().Sub(l.runs[d.ID].rec.UpdatedAt), 0), c.asOf)
+			c.stood, c.asOf = c.stoodBy(at), at
 			if c.still = l.isForPeople(k.rec); c.still {
 				l.w.saw("wait for people alone")
 			}
