@@ -162,6 +162,7 @@ func (r *Record) waits(e *Event, leaves bool) {
 		return
 	}
 	switch {
+	case e.Type == EvAdvanced && w.Span == Span{From: e.At}: // it has just begun, and this says with what
 	case e.Type == EvWoken, e.Type == EvAdvanced && r.State == Running, e.Type == EvDeadlineMoved:
 		r.waited(append(slices.Clone(r.ForPeople), e.ForPeople...))
 		if e.Deadline != 0 {
@@ -197,7 +198,9 @@ func (r *Record) begins(e *Event) {
 		r.waited(append(slices.Clone(r.ForPeople), Span{From: e.At}))
 	case e.Type == EvParked && e.Park.On == OnChildren:
 		r.ForRuns = &Wait{Span{From: e.At}, e.At, e.Park.Step}
-	case (e.Type == EvBegan || e.Type == EvAdvanced) && r.State == Running:
+	case e.Type == EvBegan: // also after it was suspended: the runs of its stage may be older than that
+		r.ForRuns = &Wait{Span{From: e.At}, r.StartedAt, ""}
+	case e.Type == EvAdvanced && r.State == Running && r.ForRuns == nil:
 		r.ForRuns = &Wait{Span{From: e.At}, e.At, ""}
 	}
 }

@@ -102,6 +102,8 @@ func TestARecordSaysInWhichTimeItsRunWaitedForPeople(t *testing.T) {
 			spans, &Wait{Span{From: second(3) + 700}, second(3), "all"}, 500},
 		"it is reckoned when it was broken off": {"", []Event{assigned, started, onRuns, {Type: EvSuspended}, {Type: EvDeadlineMoved, ForPeople: spans, Deadline: second(9), Due: second(4)}}, spans, nil, 500},
 		"a workflow waits for each stage":       {KindWorkflow, []Event{{Type: EvBegan}, {Type: EvAdvanced, Stage: "a"}, {Type: EvAdvanced, Stage: "b"}}, nil, &Wait{Span{From: second(3)}, second(3), ""}, 0},
+		"a workflow goes on after it was suspended, and waits for runs that are older": {KindWorkflow, []Event{{Type: EvBegan}, {Type: EvAdvanced, Stage: "a"}, {Type: EvSuspended}, {Type: EvResumed}, {Type: EvBegan},
+			{Type: EvAdvanced, At: second(5), Stage: "a"}}, nil, &Wait{Span{From: second(5)}, second(1), ""}, 0},
 		"what cannot be undone is asked": {"", []Event{assigned, started, {Type: EvCompensating, Attempt: 1, Reason: CompensationFailed}, {Type: EvAdvanced, Stage: "x"}},
 			Spans{{second(3), second(4)}}, nil, 0},
 	} {

@@ -88,6 +88,9 @@ func TestRequests(t *testing.T) {
 					}
 					delete(got, method)
 				}
+				if got["StreamingPull"] <= 2 { // a broker may end a stream when it likes
+					delete(got, "StreamingPull")
+				}
 				if len(got) > 0 {
 					t.Errorf("requests that nothing needs: %v", got)
 				}
