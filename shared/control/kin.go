@@ -284,17 +284,25 @@ func hasParked(r *run.Record) bool {
 	return slices.ContainsFunc(r.Attempts, func(a run.Attempt) bool { return a.Outcome == run.OutcomeParked })
 }
 
-// orphaned reports whether a run above this one has ended: it must not start any more.
-func (ks *kinship) orphaned(parent string) bool {
+// orphaned reports whether a run above has ended, or is about to: one that it called must not start any more. With Plane.mu
+// held. A call may come in together with the end of whoever calls, so that its family is not known yet.
+func (p *Plane) orphaned(parent string) bool {
 	for range run.MaxDepth {
-		k := ks.of[parent]
-		if parent == "" || k == nil {
+		k := p.ix.kin.of[parent]
+		if parent != "" && (k == nil || !k.seen) {
+			r := p.records.get(parent)
+			if r == nil {
+				return false
+			}
+			k = new(kin)
+			k.meet(r)
+		}
+		switch {
+		case parent == "":
 			return false
-		}
-		if k.isOver() {
+		case k.isOver():
 			return true
-		}
-		if k.state == run.Compensating { // it ends by itself, and undoes by its children
+		case k.state == run.Compensating: // it ends by itself, and undoes by its children
 			return false
 		}
 		parent = k.parent

@@ -109,7 +109,7 @@ func (p *Plane) placeOne(walk *queue.Pass, e queue.Entry, fresh map[string]*arri
 		ix.left = append(ix.left, e.ID) // the agent's declaration must be read first
 		return b, false
 	}
-	if t := ix.runs[e.ID]; t != nil && t.parent != "" && ix.kin.orphaned(t.parent) {
+	if t := ix.runs[e.ID]; t != nil && t.parent != "" && p.orphaned(t.parent) {
 		walk.Skip(e) // it is about to be canceled
 		return b, false
 	}
