@@ -53,7 +53,7 @@ func NewHost(o Options) (*Host, error) {
 	}
 	if o.Warden {
 		var err error
-		if h.guard, err = startGuard(o.Grace, o.Logger); err != nil {
+		if h.guard, err = startGuard(h.id, o.Grace, o.Logger); err != nil {
 			return nil, errors.Join(err, h.ledger.close())
 		}
 	}

@@ -42,7 +42,7 @@ func hostProgram(how string) {
 	o := Options{Grace: 50 * time.Millisecond}
 	script := stubborn
 	switch kind {
-	case "warden":
+	case "warden", "untold":
 		o.Warden = true
 	case "ledger":
 		o.Ledger = rest
@@ -55,15 +55,21 @@ func hostProgram(how string) {
 		fmt.Println("error", err)
 		os.Exit(1)
 	}
-	spec := Spec{Command: []string{"sh", "-c", script}, Env: Environment(), Lines: func(_, text string) { fmt.Println(text) }}
+	ready := make(chan struct{})
+	spec := Spec{Command: []string{"sh", "-c", script}, Env: Environment(), Lines: func(_, text string) { <-ready; fmt.Println(text) }}
 	if kind == "orphan" {
 		// Its input stays open as long as the host lives.
 		spec.Stdin = []byte(strings.Repeat(" ", 1<<20))
 	}
-	if _, err := h.Start(spec); err != nil {
+	p, err := h.Start(spec)
+	if err != nil {
 		fmt.Println("error", err)
 		os.Exit(1)
 	}
+	if kind == "untold" { // as if the host was killed before it said what it has started
+		h.guard.remove(p.pgid)
+	}
+	close(ready)
 	select {}
 }
 
@@ -359,8 +365,18 @@ func killedHost(t *testing.T, how string) []int {
 }
 
 func TestWardenEndsWhatAKilledHostLeaves(t *testing.T) {
-	for _, pid := range killedHost(t, "warden") {
-		outside.Eventually(t, outside.Patience, "the program of the killed host is gone", func() bool { return !alive(pid) })
+	for name, how := range map[string]string{
+		"a program that it told of":                              "warden",
+		"a program that it had just started, and told nobody of": "untold",
+	} {
+		t.Run(name, func(t *testing.T) {
+			if how == "untold" && runtime.GOOS != "linux" {
+				t.Skip("the environment of others cannot be read here")
+			}
+			for _, pid := range killedHost(t, how) {
+				outside.Eventually(t, outside.Patience, "the program of the killed host is gone", func() bool { return !alive(pid) })
+			}
+		})
 	}
 }
 

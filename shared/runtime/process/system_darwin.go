@@ -51,6 +51,9 @@ func anyAlive(pgid int) bool {
 // marked is never certain here: other processes' environments are not open to read. What is not certainly ours lives.
 func marked(int, string) bool { return false }
 
+// groupsOf is empty here, for the same reason.
+func groupsOf(string) []group { return nil }
+
 // groupMemory is the resident memory of every process group, in bytes. The system's process list has none, so ps is
 // asked, once for all groups.
 func groupMemory() (map[int]int64, error) {

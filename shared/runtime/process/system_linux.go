@@ -90,11 +90,30 @@ func marked(pgid int, variable string) (found bool) {
 	eachProcess(func(pid string, s stat) bool {
 		if s.pgid == pgid {
 			env, _ := os.ReadFile("/proc/" + pid + "/environ")
-			found = bytes.Contains(append([]byte{0}, env...), []byte("\x00"+variable+"\x00"))
+			found = hasVariable(env, variable)
 		}
 		return !found
 	})
 	return found
+}
+
+// groupsOf are the groups of all processes that a host started, or that came of those: by their environment.
+func groupsOf(host string) (groups []group) {
+	seen := make(map[int]bool)
+	eachProcess(func(pid string, s stat) bool {
+		if s.pgid > 1 && !s.zombie && !seen[s.pgid] {
+			env, _ := os.ReadFile("/proc/" + pid + "/environ")
+			if seen[s.pgid] = hasVariable(env, envHost+"="+host); seen[s.pgid] {
+				groups = append(groups, group{pgid: s.pgid, host: host})
+			}
+		}
+		return true
+	})
+	return groups
+}
+
+func hasVariable(env []byte, variable string) bool {
+	return bytes.Contains(append([]byte{0}, env...), []byte("\x00"+variable+"\x00"))
 }
 
 // groupMemory is the resident memory of every process group, in bytes.

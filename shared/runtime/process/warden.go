@@ -24,6 +24,7 @@ const (
 	wardenPipe  = 3               // file descriptor that the warden reads
 	reviveAfter = time.Second     // between the death of a warden and the next
 	tellWithin  = time.Second     // how long a warden may take to read
+	lastMoment  = 100 * time.Millisecond
 )
 
 // armed says that main has called Warden.
@@ -44,17 +45,27 @@ func Warden() {
 	}
 	// Whoever stops the host may signal all that it finds. The warden ends when the host has.
 	signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
-	groups := attend(os.NewFile(wardenPipe, "groups"))
+	groups, host := attend(os.NewFile(wardenPipe, "groups"))
 	endGroups(groups, grace)
+	if host != "" {
+		// What it started in its last moment it could not tell of: that may be about to become a program of its own.
+		for range 2 {
+			time.Sleep(lastMoment)
+			endGroups(groupsOf(host), grace)
+		}
+	}
 	os.Exit(0)
 }
 
-// attend follows the host's words until they end, and returns the groups that are there then.
-func attend(r io.Reader) []group {
+// attend follows the host's words until they end, and returns the groups that are there then, and which host it was if
+// that has died.
+func attend(r io.Reader) (left []group, host string) {
 	groups := make(map[int]group)
 	for scan := bufio.NewScanner(r); scan.Scan(); {
 		sign, rest, _ := strings.Cut(scan.Text(), " ")
 		switch sign {
+		case "=": // without a name it closes
+			host = rest
 		case "+":
 			if g, err := parseGroup(rest); err == nil {
 				groups[g.pgid] = g
@@ -65,11 +76,12 @@ func attend(r io.Reader) []group {
 			}
 		}
 	}
-	return slices.Collect(maps.Values(groups))
+	return slices.Collect(maps.Values(groups)), host
 }
 
 // guard is the host's side of a warden. It replaces one that dies. A nil guard guards nothing.
 type guard struct {
+	host  string // Host.id
 	grace time.Duration
 	log   *slog.Logger
 
@@ -81,12 +93,12 @@ type guard struct {
 	closed bool
 }
 
-func startGuard(grace time.Duration, log *slog.Logger) (*guard, error) {
+func startGuard(host string, grace time.Duration, log *slog.Logger) (*guard, error) {
 	// The helper is this program once more: without the call it would do all of the program's work a second time.
 	if !armed.Load() {
 		return nil, errors.New("start the warden process: main (in a test binary, TestMain) has to call process.Warden first")
 	}
-	g := &guard{grace: grace, log: log, groups: make(map[int]group)}
+	g := &guard{host: host, grace: grace, log: log, groups: make(map[int]group)}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if err := g.launch(); err != nil {
@@ -116,6 +128,7 @@ func (g *guard) launch() error {
 		return err
 	}
 	g.pipe, g.pid, g.exited = w, cmd.Process.Pid, make(chan struct{})
+	g.tell("= %s\n", g.host)
 	for _, each := range g.groups {
 		g.tell("+ %s\n", each)
 	}
@@ -188,6 +201,7 @@ func (g *guard) close() {
 	g.mu.Lock()
 	g.closed = true
 	if g.pipe != nil {
+		g.tell("=\n")
 		_ = g.pipe.Close()
 	}
 	exited := g.exited
