@@ -1,6 +1,7 @@
 package control
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -16,7 +17,7 @@ import (
 // Ask is a question to a person that keeps a run from going on.
 type Ask struct {
 	Run     string       // that asked: the run itself, or one below it by which it is being undone
-	Owner   string       // who is asked, as approvers are named; several with commas
+	Owner   string       // who is asked, as approvers are named; several with commas, "" for everybody who may approve
 	Receipt *run.Receipt // of the effect of which nobody knows whether it happened; nil for a gate
 	Gate    *run.Gate    // nil for a receipt
 }
@@ -36,7 +37,7 @@ func (a *Ask) Text() string {
 		return fmt.Sprintf("A person has to find out whether effect %s of run %s happened, which attempt %d began at %s: receipt %s, owner %s. Say so with \"%s\".",
 			r.Effect, r.Run, r.Attempt, r.BegunAt.Time().Format(time.RFC3339), r.ID, a.Owner, says)
 	}
-	return fmt.Sprintf("Gate %s asks %s: %s. Decide with \"%s\".", a.Gate.ID, a.Owner, a.Gate.Title, says)
+	return fmt.Sprintf("Gate %s asks %s: %q. Decide with \"%s\".", a.Gate.ID, cmp.Or(a.Owner, "everybody who may approve"), a.Gate.Title, says)
 }
 
 const (

@@ -85,6 +85,13 @@ func TestAnExplanationSaysWhatAPersonHasToSay(t *testing.T) {
 			}
 		})
 	}
+	t.Run("of a gate that asks nobody by name", func(t *testing.T) {
+		h := newHouse(t, owned)
+		r, g := h.atGate(run.GateAsk{Title: "Pay?", Action: []byte("1")})
+		if story, want := strings.Join(h.explain(r.ID).Story, "\n"), "Gate "+g.ID+` asks everybody who may approve: "Pay?". Decide`; !strings.Contains(story, want) {
+			t.Errorf("it does not say %q:\n%s", want, story)
+		}
+	})
 	t.Run("no more once it is said", func(t *testing.T) {
 		h := newHouse(t, owned)
 		r, _, receipt := h.asksWord()
