@@ -216,7 +216,7 @@ func (s *Server) takeForm(w http.ResponseWriter, r *http.Request) (in *http.Requ
 	}
 	// 2. What.
 	if media, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || media != "application/x-www-form-urlencoded" {
-		return nil, problem(http.StatusUnsupportedMediaType, api.CodeUnsupported, "want the form of the gate's page; programs decide by POST /v1/gates/{id}:decide")
+		return nil, problem(http.StatusUnsupportedMediaType, api.CodeUnsupported, "want a form of this server's pages; programs decide by POST /v1/gates/{id}:decide and /v1/receipts/{id}:resolve")
 	}
 	r.Body = http.MaxBytesReader(w, r.Body, maxForm)
 	if err := r.ParseForm(); err != nil {
@@ -225,6 +225,12 @@ func (s *Server) takeForm(w http.ResponseWriter, r *http.Request) (in *http.Requ
 			return nil, problem(http.StatusRequestEntityTooLarge, api.CodeTooLarge, "the form has more than %d bytes", maxForm)
 		}
 		return nil, invalid("the form cannot be read")
+	}
+	// One that says two things has said nothing; only gates are picked many at a time.
+	for field, said := range r.PostForm {
+		if len(said) > 1 && field != "gate" {
+			return nil, invalidAt("form."+clip(field), "given %d times; want it once", len(said))
+		}
 	}
 	// 3. As whom.
 	as := strings.TrimSpace(r.PostForm.Get("as"))

@@ -28,6 +28,7 @@ func TestThePageOfAGateDecidesByItsFormAlone(t *testing.T) {
 		"about another action":               {"POST", "decision=approve&actionHash=0000", nil, 409, run.GateOpen},
 		"about no action":                    {"POST", "decision=approve", nil, 400, run.GateOpen},
 		"with another word":                  {"POST", "decision=perhaps&actionHash=HASH", nil, 400, run.GateOpen},
+		"with two words":                     {"POST", "decision=approve&decision=reject&actionHash=HASH", nil, 400, run.GateOpen},
 		"as the requester":                   {"POST", "decision=approve&actionHash=HASH&as=rita", nil, 409, run.GateOpen},
 		"as somebody else":                   {"POST", "decision=approve&actionHash=HASH&as=ann", nil, 303, run.GateApproved},
 		"as nobody":                          {"POST", "decision=approve&actionHash=HASH&as=%00", nil, 400, run.GateOpen},
