@@ -204,6 +204,9 @@ func (a *app) retryCommand() *cobra.Command {
 		Example: "  errand retry 4u7q2m --wait\n  errand retry 4u7q2m --key ticket-118\n  errand retry 4u7q2m --from check -i '{\"lines\": []}'\n  errand retry --state failed --since 1h --dry-run",
 		Args:    args(0, -1, "runs"),
 		RunE: func(cmd *cobra.Command, ids []string) error {
+			if err := saysSomething(cmd, "key", "from"); err != nil {
+				return err
+			}
 			c, err := a.client()
 			if err != nil {
 				return err
@@ -281,7 +284,10 @@ func (a *app) signalCommand() *cobra.Command {
 		Example: "  errand signal 4u7q2m payment-cleared -i '{\"amount\": 12}'",
 		Args:    args(2, 2, "a run and the name of a signal"),
 		RunE: func(cmd *cobra.Command, words []string) error {
-			var err error
+			err := saysSomething(cmd, "key")
+			if err != nil {
+				return err
+			}
 			if body.Payload, err = a.readValue("-i", input); err != nil {
 				return err
 			}

@@ -168,6 +168,17 @@ func args(least, most int, names string) cobra.PositionalArgs {
 	}
 }
 
+// saysSomething refuses flags that are given and empty. A script whose variable is unset would otherwise lose what they are
+// for, as a key is for being asked twice.
+func saysSomething(cmd *cobra.Command, flags ...string) error {
+	for _, name := range flags {
+		if f := cmd.Flags().Lookup(name); f.Changed && f.Value.String() == "" {
+			return usagef("--%s is empty; give it a value or leave it out", name)
+		}
+	}
+	return nil
+}
+
 func orNothing(names string) string {
 	if names == "" {
 		return "no arguments"

@@ -175,6 +175,9 @@ func problemLines(what string, p *api.Problem) []string {
 		if f.Location != "" {
 			line = f.Location + ": " + f.Message
 		}
+		if strings.HasSuffix(p.Detail, line) {
+			continue // said already, with what was attempted
+		}
 		lines = append(lines, render.Clean(line))
 	}
 	return lines

@@ -76,7 +76,10 @@ func (a *app) runCommand() *cobra.Command {
 // submission is what all runs of one command have in common.
 func (a *app) submission(cmd *cobra.Command, agent string, f *runFlags) (api.Submit, error) {
 	s := api.Submit{Agent: agent, Tenant: a.tenantName(), Key: f.key, Session: f.session}
-	var err error
+	err := saysSomething(cmd, "key")
+	if err != nil {
+		return s, err
+	}
 	if cmd.Flags().Changed("priority") {
 		if f.priority < 0 || f.priority > 100 {
 			return s, usagef("--priority %d: want 0 to 100", f.priority)
