@@ -18,7 +18,7 @@ type reader struct {
 
 var (
 	errShort   = errors.New("it ends too early")
-	errUnknown = errors.New("a field that this program does not know")
+	errUnknown = errors.New("a field that this program does not know; a later version may have written it")
 	errLong    = errors.New("a list, a text or the whole is longer than it gets")
 	errNumber  = errors.New("a number that is none")
 )
