@@ -77,13 +77,16 @@ func (a *Action) Settle(results []Result) *Outcome {
 		return failure(run.AgentError, "ChildrenMissing", "stage %s: %d of %d children are there; the others were removed before their stage ended",
 			a.Stage, len(results), len(a.Calls))
 	}
-	failed, first := 0, -1
+	failed, stopped, first := 0, 0, -1
 	for i := range results {
 		if results[i].State == run.Succeeded {
 			continue
 		}
 		failed++
 		// One that was stopped because of another's failure says nothing.
+		if results[i].State == run.Canceled && results[i].Reason == run.ParentEnded {
+			stopped++
+		}
 		if first < 0 || results[first].State != run.Failed && results[i].State == run.Failed {
 			first = i
 		}
@@ -92,7 +95,8 @@ func (a *Action) Settle(results []Result) *Outcome {
 	if failed > a.Tolerate && (a.Need == 0 || ok < a.Need) {
 		o := childFailure(a, &results[first], first)
 		if len(results) > 1 {
-			o.Message = run.Clip(fmt.Sprintf("stage %s: %d of %d calls failed and %d may; %s", a.Stage, failed, len(results), a.Tolerate, o.Message), run.MaxMessage)
+			o.Message = run.Clip(fmt.Sprintf("stage %s: %d of %d calls failed and %d may%s; %s",
+				a.Stage, failed-stopped, len(results), a.Tolerate, andStopped(stopped), o.Message), run.MaxMessage)
 			o.Calls, o.Failed = len(results), failed
 		}
 		return o
@@ -102,6 +106,13 @@ func (a *Action) Settle(results []Result) *Outcome {
 		return failure(run.ResultTooLarge, "", "stage %s gives %d bytes; the limit is %d", a.Stage, len(o.Output), run.MaxPayload)
 	}
 	return o
+}
+
+func andStopped(n int) string {
+	if n == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" (%d stopped for that)", n)
 }
 
 // kept are reasons that mean the same of a parent.

@@ -223,7 +223,7 @@ func TestRunsOfWorkflows(t *testing.T) {
 		},
 		"a failed item fails the stage": {
 			stages: each(fleet.Parallel{Agent: "bad"}), input: "[1,2]", way: "s#1 bad(1); fail",
-			want: "AgentError stage s: 2 of 2 calls failed and 0 may; s#1: run r0 of bad failed, AgentError: no",
+			want: "AgentError stage s: 1 of 2 calls failed and 0 may (1 stopped for that); s#1: run r0 of bad failed, AgentError: no",
 		},
 		"branches by their names": {stages: merge(fleet.Merge{}, "one", "two"), input: "0", want: `{"b0":1,"b1":2}`},
 		"as many failures as may be are null": {
