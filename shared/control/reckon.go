@@ -44,7 +44,9 @@ type reckoning struct {
 	at    run.Instant
 	wait  run.Wait // that is reckoned
 	stack []*reckonLevel
-	found run.Spans
+
+	found  run.Spans
+	goesOn bool // something below is at work
 }
 
 // reckonLevel is the runs that one run waits for.
@@ -90,15 +92,15 @@ func (k *reckoning) step(ctx context.Context, st store.Store, most int) (read in
 				k.push(r)
 				continue
 			}
-			l.into.Add(r, nil)
+			l.into.Add(r, nil, false)
 		case l.over || l.into.Busy():
 			// 2. All that one run waits for is known.
 			k.stack = k.stack[:len(k.stack)-1]
 			if len(k.stack) == 0 {
-				k.found = l.into.Result()
+				k.found, k.goesOn = l.into.Result(), l.into.GoesOn()
 				break
 			}
-			k.stack[len(k.stack)-1].into.Add(l.of, l.into.Result())
+			k.stack[len(k.stack)-1].into.Add(l.of, l.into.Result(), !l.into.GoesOn())
 		case read >= most:
 			return read, false, nil
 		default:
@@ -140,7 +142,7 @@ func (m *meeting) meet(r *run.Record) {
 	case below(r, m.into.Within()):
 		m.waiting = append(m.waiting, r)
 	default:
-		m.into.Add(r, nil)
+		m.into.Add(r, nil, false)
 	}
 }
 
@@ -160,7 +162,7 @@ func (m *meeting) found(ctx context.Context, p *Plane) (run.Spans, error) {
 			}
 			left, over = left-read, all
 		}
-		m.into.Add(r, k.found)
+		m.into.Add(r, k.found, !k.goesOn)
 	}
 	return m.into.Result(), nil
 }
@@ -247,7 +249,7 @@ func (p *Plane) reckoned(ctx context.Context, k *reckoning) error {
 		e := run.Event{Type: run.EvDeadlineMoved, At: now, Due: r.OpenWait(k.at).To}
 		p.credit(ctx, r, k.found, &e)
 		last := len(e.ForPeople) - 1
-		stands := w.To == 0 && last >= 0 && e.ForPeople[last].To == k.at && (r.Latest == 0 || r.Latest > now)
+		stands := w.To == 0 && !k.goesOn && last >= 0 && e.ForPeople[last].To == k.at && (r.Latest == 0 || r.Latest > now)
 		switch {
 		case !late && w.To == 0: // it has moved meanwhile
 		case stands && last == 0 && e.ForPeople[0].From == w.From && w.From != w.Began:

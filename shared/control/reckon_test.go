@@ -291,26 +291,32 @@ func (h *house) wantEnd(id string, state run.State, reason run.Reason) {
 }
 
 func TestTheTimeOfARunGoesOnWhenOneBelowItDoes(t *testing.T) {
-	for name, lose := range map[string]func(*house){
-		"of which word comes": func(*house) {},
-		"after a restart":     func(h *house) { h.open() },
-		"of which no word comes, within the net": func(h *house) {
-			h.p.mu.Lock()
-			for id := range h.p.ix.timers.at {
-				h.p.ix.timers.set(id, h.p.now().Add(stillLookMax))
-			}
-			h.p.mu.Unlock()
-		},
+	for name, c := range map[string]struct {
+		lost, restarts bool
+		late           time.Duration // by which it ends after its time
+	}{
+		"of which word comes":                    {late: time.Second},
+		"after a restart":                        {lost: true, restarts: true, late: time.Second},
+		"of which no word comes, within the net": {lost: true, late: 10 * time.Minute},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h, id, g := overHour(t, Submission{})
 			h.pass(30 * time.Hour)
+			if c.lost {
+				h.p.mu.Lock()
+				delete(h.p.ix.reckonings.still, id)
+				h.p.mu.Unlock()
+			}
 			h.approves(g)
-			lose(h)
-			h.pass(49 * time.Minute) // nobody takes the child
+			if c.restarts {
+				h.open()
+			}
+			if left := h.get(id).Deadline.Sub(h.p.now()); (left != 50*time.Minute) != (c.late > time.Second) {
+				t.Errorf("%s of its time is left, of which ten minutes were spent", left)
+			}
+			h.pass(50*time.Minute - time.Second) // nobody takes the child
 			h.wantEnd(id, run.Waiting, "")
-			h.pass(2 * time.Minute)
-			h.pass(9 * time.Minute)
+			h.pass(time.Second + c.late)
 			h.wantEnd(id, run.Failed, run.DeadlineExceeded)
 			h.wantEnd(childID(id, "all", 0), run.Canceled, run.ParentEnded)
 		})

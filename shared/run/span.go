@@ -96,7 +96,8 @@ type Wait struct {
 type Reckoning struct {
 	within       Span
 	people, busy Spans
-	sorted       int // of both, when they were last put in order
+	sorted       int  // of both, when they were last put in order
+	goesOn       bool // something is at work now
 }
 
 // NewReckoning is of a stretch in which a run waited for others.
@@ -106,13 +107,17 @@ func NewReckoning(within Span) *Reckoning { return &Reckoning{within: within} }
 func (k *Reckoning) Within() Span { return k.within }
 
 // Add adds a run that is waited for, as it is known at the end of the stretch or later. through is in which time it waited
-// for people alone by way of runs that it called itself, as far as its record does not say so yet.
-func (k *Reckoning) Add(r *Record, through Spans) {
+// for people alone by way of runs that it called itself, as far as its record does not say so yet; still says that it does
+// so now.
+func (k *Reckoning) Add(r *Record, through Spans, still bool) {
+	n := len(r.ForPeople)
+	asks := n > 0 && r.ForPeople[n-1].To == 0
+	k.goesOn = k.goesOn || r.EndedAt == 0 && !asks && !still
 	life := Spans{{r.CreatedAt, r.EndedAt}}.Clip(k.within)
 	people := append(slices.Clone(r.ForPeople), through...).Clip(k.within)
 	k.people = append(k.people, people...)
 	k.busy = append(k.busy, life.Minus(people)...)
-	if n := len(k.people) + len(k.busy); n > 2*k.sorted+256 {
+	if n = len(k.people) + len(k.busy); n > 2*k.sorted+256 {
 		k.people, k.busy = k.people.Union(), k.busy.Union()
 		k.sorted = len(k.people) + len(k.busy)
 	}
@@ -123,6 +128,9 @@ func (k *Reckoning) Busy() bool {
 	k.busy = k.busy.Union()
 	return len(k.busy) == 1 && k.busy[0] == k.within
 }
+
+// GoesOn reports whether one of the runs is at work at the end of the stretch. What it does may have begun that very moment.
+func (k *Reckoning) GoesOn() bool { return k.goesOn }
 
 // Result is the time found.
 func (k *Reckoning) Result() Spans { return k.people.Union().Minus(k.busy.Union()) }

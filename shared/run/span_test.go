@@ -47,7 +47,7 @@ func TestReckoningIsALookAtEveryMoment(t *testing.T) {
 				}
 				asked[i], busy[i] = asked[i] || people, busy[i] || !people
 			}
-			k.Add(r, through)
+			k.Add(r, through, false)
 		}
 		var want Spans
 		all := true

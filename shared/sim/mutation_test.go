@@ -82,7 +82,6 @@ var mutations = map[string]mutation{
 	"end before all is undone":                   {"control/undo.go", "if err != nil || !done {\n\t\t\treturn err\n\t\t}\n\t}\n\t// 3.", "if err != nil {\n\t\t\treturn err\n\t\t}\n\t\t_ = done\n\t}\n\t// 3."},
 	"let people's time count for those above":    {"control/retry.go", "if p.mayMove(ctx, rec, now) {", "if false {"},
 	"take everybody's time for people's":         {"run/span.go", "return k.people.Union().Minus(k.busy.Union())", "return k.people.Union()"},
-	"stand still when others go on":              {"control/reckon.go", "ix.timers.set(id, r.UpdatedAt)", ""},
 	"go through a workflow's stage again":        {"control/flow.go", "f.progress.Outcomes[a.Step] = a.Outcome\n\t\t\ta = ", "a = "},
 }
 
