@@ -167,6 +167,9 @@ func (o *outbox) refuse(e *entry, err error) (again bool) {
 				failure.Code, failure.Message = CodeOutputInvalid, "the result is not valid JSON: "+err.Error()
 			}
 		}
+		if r.Type == api.ReportPark && api.HasCode(err, api.CodeInvalid) { // what it waits for is its program's word: the next attempt says the same
+			failure.Retryable = new(bool)
+		}
 		end := Result{Err: failure, Usage: r.Usage}.report()
 		end.Attempt, end.Token = r.Attempt, r.Token
 		e.report = end

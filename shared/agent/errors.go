@@ -20,7 +20,7 @@ const (
 	CodeNameInvalid      = "NameInvalid"      // name of a step, effect or signal
 	CodeTooManySteps     = "TooManySteps"     // more than api.MaxSteps
 	CodeResultTooLarge   = "ResultTooLarge"   // of a step, an effect, or the whole run
-	CodeResultRefused    = "ResultRefused"    // the server refused the result; retried as policy says
+	CodeResultRefused    = "ResultRefused"    // the server refused the result; retried as policy says, unless it is an invalid question or wait
 	CodeOutcomeUnknown   = "OutcomeUnknown"   // nobody knows whether an effect happened
 	CodeNotUndone        = "NotUndone"        // an effect is to be undone, and the handler does not say how
 	CodeEffectConflict   = "EffectConflict"   // an effect was begun before with another request

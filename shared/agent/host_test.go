@@ -291,7 +291,12 @@ func TestServersRefusalOfAResultFailsTheAttempt(t *testing.T) {
 		result  Result
 		refusal *api.Problem
 		want    string
+		final   bool
 	}{
+		"question to people that is none": {
+			result: Result{Park: &api.Park{On: "gate", Step: "pay"}}, refusal: problemOf(400, api.CodeInvalid, "gate: approvers: ann"),
+			want: "ResultRefused", final: true,
+		},
 		"output against the schema": {
 			result: Result{Output: json.RawMessage(`1`)}, refusal: problemOf(400, api.CodeInvalid, "output.total: missing"),
 			want: "ResultRefused",
@@ -308,7 +313,7 @@ func TestServersRefusalOfAResultFailsTheAttempt(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				f := newFake()
 				if tt.refusal != nil {
-					f.refuse[api.ReportComplete] = tt.refusal
+					f.refuse[api.ReportComplete], f.refuse[api.ReportPark] = tt.refusal, tt.refusal
 				}
 				first := true
 				stop := f.serveWith(t, HostOptions{Slots: 4, Handle: func(ctx context.Context, a *Attempt) Result {
@@ -335,6 +340,9 @@ func TestServersRefusalOfAResultFailsTheAttempt(t *testing.T) {
 				defer f.mu.Unlock()
 				if r.failure == nil || (r.failure.Code != tt.want && r.failure.Code != "AGAIN") {
 					t.Errorf("reported %s; want %s", r.why(), tt.want)
+				}
+				if tt.final && (r.failure == nil || r.failure.Retryable == nil || *r.failure.Retryable || r.n != 1) {
+					t.Errorf("%s after %d attempts; want a final one after the first", r.why(), r.n)
 				}
 				if r.failure != nil && r.failure.Code == "AGAIN" && r.n != 2 {
 					t.Errorf("%d attempts", r.n)
