@@ -131,9 +131,13 @@ func (a *app) getRuns(ctx context.Context, c *api.Client, ids []string, watch bo
 	if len(ids) == 0 {
 		return a.listRuns(ctx, c, api.RunFilter{Tenant: a.tenantName()}, defaultRuns, watch)
 	}
+	read := c.RunWithFamily
+	if a.format == render.Table || a.format == render.Name { // what a family costs is not shown, and its runs may be many
+		read = func(ctx context.Context, id string) (*api.Run, error) { return c.Run(ctx, id, 0) }
+	}
 	var runs []api.Run
 	for _, id := range ids {
-		r, err := c.RunWithFamily(ctx, id)
+		r, err := read(ctx, id)
 		if err != nil {
 			return fmt.Errorf("get run %s: %w", id, err)
 		}
